@@ -1,0 +1,183 @@
+"""Run specs: what a run is to do, frozen, validated, saved resolved as JSON. Imports no torch.
+
+`parse_run_spec` is the only way in: unknown keys, wrong types and values out of range are refused with the path of
+the offending key. Defaults are those of the demonstration on a two-core machine.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, ClassVar
+
+import msgspec
+
+from rl_core.errors import SpecError
+from rl_core.types import KvMode, SamplingParams
+
+SPEC_VERSION = 1
+
+
+class AdvantageKind(StrEnum):
+    """How rewards of a group become advantages."""
+
+    DR_GRPO = "dr_grpo"  # reward minus group mean
+    GRPO = "grpo"  # the same over the group's standard deviation
+    RLOO = "rloo"  # reward minus the mean of the others
+    RESPONDERS = "responders"  # single attempts: reward minus the mean of all that answered
+
+
+class LossKind(StrEnum):
+    """Which policy-gradient loss."""
+
+    PG_TIS = "pg_tis"  # token-level policy gradient, truncated importance sampling
+    ICEPOP = "icepop"  # the same, tokens with a ratio out of bounds masked
+
+
+class KlEstimator(StrEnum):
+    """How KL to the reference (the run's first version) enters."""
+
+    NONE = "none"
+    K1_REWARD = "k1_reward"  # k1 as a detached penalty in the reward
+
+
+class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all specs."""
+
+    def _require(self, ok: bool, message: str) -> None:
+        if not ok:
+            raise SpecError(message)
+
+
+class OptimizerSpec(_Spec):
+    """AdamW on fp32 master weights."""
+
+    learning_rate: float = 3e-5
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._require(0 < self.learning_rate < 1, f"learning_rate must be in (0, 1), not {self.learning_rate}")
+        self._require(0 <= self.beta1 < 1 and 0 <= self.beta2 < 1, "beta1 and beta2 must be in [0, 1)")
+        self._require(self.eps > 0 and self.weight_decay >= 0, "eps must be positive and weight_decay not negative")
+        self._require(self.clip_norm > 0, f"clip_norm must be positive, not {self.clip_norm}")
+
+
+class LossSpec(_Spec):
+    """The objective. `scale` multiplies the token loss over `groups · attempts · max tokens` (Dr. GRPO's constant)."""
+
+    kind: LossKind = LossKind.PG_TIS
+    advantage: AdvantageKind = AdvantageKind.DR_GRPO
+    tis_cap: float = 2.0
+    ratio_low: float = 0.5
+    ratio_high: float = 5.0
+    kl: KlEstimator = KlEstimator.NONE
+    kl_coefficient: float = 0.0
+    scale: float = 10.0
+    router_replay: bool = True
+    replay_plausibility: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._require(self.tis_cap > 0, f"tis_cap must be positive, not {self.tis_cap}")
+        self._require(0 <= self.ratio_low < self.ratio_high, "ratio_low must be below ratio_high")
+        self._require(self.scale > 0 and self.kl_coefficient >= 0, "scale must be positive, kl_coefficient not negative")
+        self._require(0 <= self.replay_plausibility <= 1, "replay_plausibility must be in [0, 1]")
+
+
+class RlStage(_Spec, tag_field="kind", tag="rl"):
+    """Simulated RL: `steps` optimiser steps of `prompts_per_step` groups with `group_size` attempts each.
+
+    `max_staleness` is in policy versions: a rollout whose oldest token is more than that behind the step's base
+    version is dropped. `eval_every` 0 evaluates the held-out split only before and after.
+    """
+
+    environment: str = "word-problems"
+    task_set: str = "word-problems"
+    rubric: str = "word-problems"
+    steps: int = 18
+    prompts_per_step: int = 4
+    group_size: int = 8
+    max_staleness: int = 2
+    sampling: SamplingParams = SamplingParams(max_tokens=20)
+    max_turns: int = 2
+    max_context_tokens: int = 1024
+    loss: LossSpec = LossSpec()
+    optimizer: OptimizerSpec = OptimizerSpec()
+    eval_every: int = 0
+    eval_tasks: int = 100
+    checkpoint_every: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "prompts_per_step", "max_turns", "checkpoint_every", "eval_tasks"):
+            self._require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        self._require(self.group_size >= 2, f"group_size must be at least 2, not {self.group_size}")
+        self._require(self.max_staleness >= 0, f"max_staleness must not be negative, not {self.max_staleness}")
+        self._require(self.max_context_tokens >= 64, "max_context_tokens must be at least 64")
+        self._require(self.eval_every >= 0, "eval_every must be 0 (off) or positive")
+        self._require(self.sampling.trainable, "sampling for training must be untruncated: temperature > 0, top_p 1, top_k 0")
+
+
+class RealtimeStage(_Spec, tag_field="kind", tag="realtime"):
+    """RL on one window of a lane's generations and their feedback: few large steps, moments reset."""
+
+    lane: str
+    minimum_answers: int = 40
+    optimizer_steps: int = 2
+    loss: LossSpec = LossSpec(advantage=AdvantageKind.RESPONDERS)
+    optimizer: OptimizerSpec = OptimizerSpec(learning_rate=1e-4)
+    evaluation_task_set: str = "word-problems"
+    evaluation_rubric: str = "word-problems"
+    evaluation_environment: str = "word-problems"
+    eval_tasks: int = 40
+
+    def __post_init__(self) -> None:
+        self._require(self.minimum_answers >= 2, f"minimum_answers must be at least 2, not {self.minimum_answers}")
+        self._require(self.optimizer_steps >= 1, "optimizer_steps must be at least 1")
+        self._require(self.eval_tasks >= 1, "eval_tasks must be at least 1")
+
+
+Stage = RlStage | RealtimeStage
+
+
+class RunSpec(_Spec):
+    """One training effort. `model` names a model of the project's catalogue; the seed drives everything random."""
+
+    current: ClassVar[int] = SPEC_VERSION
+
+    model: str
+    stages: tuple[Stage, ...]
+    seed: int = 0
+    kv_mode: KvMode = KvMode.KEEP
+    rollout_clusters: tuple[str, ...] = ()
+    spec_version: int = SPEC_VERSION
+
+    def __post_init__(self) -> None:
+        self._require(self.spec_version == SPEC_VERSION, f"spec_version {self.spec_version} is not known to this build")
+        self._require(len(self.stages) >= 1, "stages must name at least one stage")
+        self._require(bool(self.model), "model must name a model")
+        self._require(0 <= self.seed < 2**31, "seed must be in [0, 2^31)")
+
+
+def parse_run_spec(data: dict[str, Any] | bytes) -> RunSpec:
+    """Validate a spec given as a mapping or as JSON bytes. Raises: SpecError, naming the key."""
+    try:
+        if isinstance(data, bytes):
+            return msgspec.json.decode(data, type=RunSpec)
+        return msgspec.convert(data, type=RunSpec)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"the run spec is not valid: {error}") from error
+    except msgspec.DecodeError as error:
+        raise SpecError(f"the run spec is not JSON: {error}") from error
+
+
+def resolve_run_spec(spec: RunSpec) -> dict[str, Any]:
+    """The spec as plain JSON data with every default filled in."""
+    resolved: dict[str, Any] = msgspec.to_builtins(spec)
+    return resolved
+
+
+def run_spec_schema() -> dict[str, Any]:
+    """The JSON Schema of a run spec, for forms and the API document."""
+    return msgspec.json.schema(RunSpec)
