@@ -1,1 +1,1 @@
-
+"""Pages: selectors, templates, small ES modules."""

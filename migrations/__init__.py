@@ -1,1 +1,1 @@
-
+"""Schema history of the control plane."""

@@ -82,7 +82,9 @@ class LossSpec(_Spec):
     def __post_init__(self) -> None:
         self._require(self.tis_cap > 0, f"tis_cap must be positive, not {self.tis_cap}")
         self._require(0 <= self.ratio_low < self.ratio_high, "ratio_low must be below ratio_high")
-        self._require(self.scale > 0 and self.kl_coefficient >= 0, "scale must be positive, kl_coefficient not negative")
+        self._require(
+            self.scale > 0 and self.kl_coefficient >= 0, "scale must be positive, kl_coefficient not negative"
+        )
         self._require(0 <= self.replay_plausibility <= 1, "replay_plausibility must be in [0, 1]")
 
 
@@ -116,7 +118,9 @@ class RlStage(_Spec, tag_field="kind", tag="rl"):
         self._require(self.max_staleness >= 0, f"max_staleness must not be negative, not {self.max_staleness}")
         self._require(self.max_context_tokens >= 64, "max_context_tokens must be at least 64")
         self._require(self.eval_every >= 0, "eval_every must be 0 (off) or positive")
-        self._require(self.sampling.trainable, "sampling for training must be untruncated: temperature > 0, top_p 1, top_k 0")
+        self._require(
+            self.sampling.trainable, "sampling for training must be untruncated: temperature > 0, top_p 1, top_k 0"
+        )
 
 
 class RealtimeStage(_Spec, tag_field="kind", tag="realtime"):

@@ -1,0 +1,44 @@
+"""Strict readers for environment variables: a value that does not parse stops the start, naming the variable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from django.core.exceptions import ImproperlyConfigured
+
+
+class Env:
+    """Reads settings from a mapping of environment variables and remembers which names it was asked for."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+        self.names: list[str] = []
+
+    def text(self, name: str, default: str = "") -> str:
+        """The variable's text, or the default when it is unset or empty."""
+        self.names.append(name)
+        return self._variables.get(name, "") or default
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """1/true/yes or 0/false/no. Raises: ImproperlyConfigured."""
+        value = self.text(name).lower()
+        if value in ("1", "true", "yes"):
+            return True
+        if value in ("0", "false", "no"):
+            return False
+        if value:
+            raise ImproperlyConfigured(f"{name} must be 1 or 0, not {value!r}")
+        return default
+
+    def number(self, name: str, default: int) -> int:
+        """A whole number. Raises: ImproperlyConfigured."""
+        value = self.text(name)
+        try:
+            return int(value) if value else default
+        except ValueError as error:
+            raise ImproperlyConfigured(f"{name} must be a whole number, not {value!r}") from error
+
+    def words(self, name: str, default: list[str]) -> list[str]:
+        """Comma-separated words."""
+        value = self.text(name)
+        return [word.strip() for word in value.split(",") if word.strip()] if value else default

@@ -1,0 +1,105 @@
+"""The event log: every change appends one record, gapless within its topic."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from asgiref.sync import async_to_sync
+from channels.layers import get_channel_layer
+from django.db import connection, transaction
+
+from controlplane.models import Event, Topic
+from controlplane.states import ActorKind, EventType
+
+log = structlog.get_logger(__name__)
+
+NUDGE_CHANNEL = "slipway_nudge"
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who causes a change."""
+
+    kind: ActorKind
+    name: str
+
+
+CONDUCTOR = Actor(ActorKind.CONDUCTOR, "conductor")
+SYSTEM = Actor(ActorKind.SYSTEM, "system")
+
+
+def run_topic(run_id: uuid.UUID) -> str:
+    """Topic of one run: its stages, groups, rollouts, steps, versions, metrics."""
+    return f"run:{run_id}"
+
+
+def project_topic(project_id: uuid.UUID) -> str:
+    """Topic of one project: catalogue, people, clusters, replicas, transfers."""
+    return f"project:{project_id}"
+
+
+def lane_topic(lane_id: uuid.UUID) -> str:
+    """Topic of one lane: releases, feedback."""
+    return f"lane:{lane_id}"
+
+
+def event_append(
+    *,
+    project_id: uuid.UUID,
+    topic: str,
+    event_type: EventType,
+    actor: Actor,
+    data: dict[str, Any],
+    reason: str = "",
+) -> Event:
+    """Append one event in the caller's transaction, and nudge subscribers when it commits.
+
+    `seq` is assigned under a lock on the topic's row, held until the commit: a subscriber that sees `seq` n has, or
+    can fetch, every event before it. A rolled-back transaction leaves no gap.
+
+    Raises: RuntimeError outside a transaction.
+    """
+    if not connection.in_atomic_block:
+        raise RuntimeError("event_append needs the transaction of the change that it records")
+    Topic.objects.bulk_create([Topic(name=topic, project_id=project_id)], ignore_conflicts=True)
+    counter = Topic.objects.select_for_update().get(name=topic)
+    counter.seq += 1
+    counter.save(update_fields=["seq"])
+    event = Event.objects.create(
+        project_id=project_id,
+        topic=counter,
+        seq=counter.seq,
+        type=event_type,
+        actor_kind=actor.kind,
+        actor=actor.name[:200],
+        reason=reason[:500],
+        data=data,
+    )
+    seq = counter.seq
+    transaction.on_commit(lambda: _nudge(topic, seq), robust=True)
+    return event
+
+
+def _nudge(topic: str, seq: int) -> None:
+    """Tell whoever listens that the topic moved. Losing this loses time, not events."""
+    layer = get_channel_layer()
+    if layer is None:
+        return
+    try:
+        async_to_sync(layer.group_send)(group_name(topic), {"type": "topic.changed", "topic": topic, "seq": seq})
+    except OSError as error:
+        log.warning("nudge_lost", topic=topic, seq=seq, error=str(error))
+
+
+def group_name(topic: str) -> str:
+    """The channel layer's name for a topic's subscribers."""
+    return "topic." + topic.replace(":", ".")
+
+
+def conductor_nudge() -> None:
+    """Wake the conductor when the current transaction commits; PostgreSQL delivers NOTIFY at commit alone."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"NOTIFY {NUDGE_CHANNEL}")

@@ -1,0 +1,357 @@
+"""States of everything that has a life cycle, and which changes are legal.
+
+A change that is not in its table is refused (HTTP 409). `controlplane.services.transitions` is the one place that
+applies them; `tests/controlplane/test_states.py` walks every pair.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from django.db.models import TextChoices
+
+
+class RunState(TextChoices):
+    """Life of a run."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class StageState(TextChoices):
+    """Life of one stage of a run."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class StepState(TextChoices):
+    """Life of one optimiser step: its batch is fixed, it is trained, its version is committed."""
+
+    BATCHED = "batched"
+    PUBLISHED = "published"
+    FAILED = "failed"
+
+
+class GroupState(TextChoices):
+    """Life of a rollout group."""
+
+    ADMITTED = "admitted"
+    RUNNING = "running"
+    SCORING = "scoring"
+    READY = "ready"
+    CONSUMED = "consumed"
+    DROPPED = "dropped"  # past the staleness bound
+    VOIDED = "voided"  # environment or infrastructure failed beyond repair
+
+
+class RolloutState(TextChoices):
+    """Life of one attempt at a task."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    FINISHED = "finished"
+    SCORED = "scored"
+    FAILED = "failed"
+
+
+class VersionState(TextChoices):
+    """Life of a policy version's publication."""
+
+    PUBLISHING = "publishing"
+    COMMITTED = "committed"
+    ABANDONED = "abandoned"
+
+
+class TransferState(TextChoices):
+    """Life of one replica's move to one version."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    SUPERSEDED = "superseded"
+
+
+class EvaluationState(TextChoices):
+    """Life of an evaluation of one version on one split."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class ReplicaState(TextChoices):
+    """What is known of an engine endpoint."""
+
+    OFFLINE = "offline"
+    READY = "ready"
+    RECONCILING = "reconciling"
+    POISONED = "poisoned"
+    DRAINING = "draining"
+
+
+class ReleaseState(TextChoices):
+    """Life of a release."""
+
+    PENDING = "pending"
+    GATING = "gating"
+    SHADOW = "shadow"
+    CANARY = "canary"
+    PAUSED = "paused"
+    PROMOTED = "promoted"
+    ROLLED_BACK = "rolled_back"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+class WorkState(TextChoices):
+    """Life of a unit of work."""
+
+    QUEUED = "queued"
+    LEASED = "leased"
+    DONE = "done"
+    CANCELLED = "cancelled"  # no longer wanted
+    DEAD = "dead"  # out of attempts, or failed for good: a dead letter, which can be replayed
+
+
+class AttemptState(TextChoices):
+    """How one try at a unit of work went."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    YIELDED = "yielded"  # the slice ended; the unit goes on in a further attempt
+    FAILED = "failed"  # an expected error
+    ERRORED = "errored"  # a bug: the traceback is kept
+    LAPSED = "lapsed"  # the lease ran out
+
+
+class FeedbackState(TextChoices):
+    """Life of one feedback event."""
+
+    PENDING = "pending"  # its target is not known yet
+    JOINED = "joined"
+    ORPHANED = "orphaned"  # the horizon passed without its target
+    RETRACTED = "retracted"
+    QUARANTINED = "quarantined"  # given to a version that was rolled back
+
+
+def _table(*pairs: tuple[TextChoices, tuple[TextChoices, ...]]) -> dict[TextChoices, frozenset[TextChoices]]:
+    table = {state: frozenset(targets) for state, targets in pairs}
+    for member in type(pairs[0][0]):
+        table.setdefault(member, frozenset())
+    return table
+
+
+_R, _P, _G, _O = RunState, StepState, GroupState, RolloutState
+_V, _T, _E, _C = VersionState, TransferState, EvaluationState, ReplicaState
+_L, _W, _F = ReleaseState, WorkState, FeedbackState
+
+TRANSITIONS: dict[type[TextChoices], dict[TextChoices, frozenset[TextChoices]]] = {
+    RunState: _table(
+        (_R.PENDING, (_R.RUNNING, _R.STOPPED, _R.FAILED)),
+        (_R.RUNNING, (_R.PAUSED, _R.COMPLETED, _R.STOPPED, _R.FAILED)),
+        (_R.PAUSED, (_R.RUNNING, _R.STOPPED, _R.FAILED)),
+        (_R.FAILED, (_R.RUNNING,)),
+    ),
+    StageState: _table(
+        (StageState.PENDING, (StageState.RUNNING,)),
+        (StageState.RUNNING, (StageState.COMPLETED, StageState.FAILED)),
+        (StageState.FAILED, (StageState.RUNNING,)),
+    ),
+    StepState: _table((_P.BATCHED, (_P.PUBLISHED, _P.FAILED)), (_P.FAILED, (_P.BATCHED,))),
+    GroupState: _table(
+        (_G.ADMITTED, (_G.RUNNING, _G.DROPPED, _G.VOIDED)),
+        (_G.RUNNING, (_G.SCORING, _G.DROPPED, _G.VOIDED)),
+        (_G.SCORING, (_G.READY, _G.DROPPED, _G.VOIDED)),
+        (_G.READY, (_G.CONSUMED, _G.DROPPED)),
+    ),
+    RolloutState: _table(
+        (_O.PENDING, (_O.RUNNING, _O.FAILED)),
+        (_O.RUNNING, (_O.FINISHED, _O.FAILED, _O.PENDING)),
+        (_O.FINISHED, (_O.SCORED, _O.FAILED)),
+        (_O.FAILED, (_O.PENDING,)),
+    ),
+    VersionState: _table((_V.PUBLISHING, (_V.COMMITTED, _V.ABANDONED))),
+    TransferState: _table(
+        (_T.PENDING, (_T.RUNNING, _T.FAILED, _T.SUPERSEDED)),
+        (_T.RUNNING, (_T.DONE, _T.FAILED, _T.SUPERSEDED, _T.PENDING)),
+        (_T.FAILED, (_T.PENDING,)),
+    ),
+    EvaluationState: _table(
+        (_E.PENDING, (_E.RUNNING, _E.FAILED)),
+        (_E.RUNNING, (_E.DONE, _E.FAILED)),
+        (_E.FAILED, (_E.PENDING,)),
+    ),
+    ReplicaState: _table(
+        (_C.OFFLINE, (_C.READY, _C.RECONCILING, _C.POISONED)),
+        (_C.READY, (_C.OFFLINE, _C.RECONCILING, _C.POISONED, _C.DRAINING)),
+        (_C.RECONCILING, (_C.OFFLINE, _C.READY, _C.POISONED, _C.DRAINING)),
+        (_C.POISONED, (_C.OFFLINE, _C.READY, _C.RECONCILING)),
+        (_C.DRAINING, (_C.OFFLINE, _C.READY, _C.RECONCILING)),
+    ),
+    ReleaseState: _table(
+        (_L.PENDING, (_L.GATING, _L.SKIPPED, _L.FAILED, _L.PAUSED)),
+        (_L.GATING, (_L.SHADOW, _L.CANARY, _L.PROMOTED, _L.SKIPPED, _L.FAILED, _L.PAUSED)),
+        (_L.SHADOW, (_L.CANARY, _L.PROMOTED, _L.SKIPPED, _L.FAILED, _L.PAUSED)),
+        (_L.CANARY, (_L.PROMOTED, _L.ROLLED_BACK, _L.SKIPPED, _L.FAILED, _L.PAUSED)),
+        (_L.PAUSED, (_L.PENDING, _L.GATING, _L.SHADOW, _L.CANARY, _L.SKIPPED, _L.ROLLED_BACK, _L.FAILED)),
+        (_L.PROMOTED, (_L.ROLLED_BACK,)),
+    ),
+    WorkState: _table(
+        (_W.QUEUED, (_W.LEASED, _W.CANCELLED, _W.DEAD)),
+        (_W.LEASED, (_W.DONE, _W.QUEUED, _W.DEAD, _W.CANCELLED)),
+        (_W.DEAD, (_W.QUEUED,)),
+    ),
+    FeedbackState: _table(
+        (_F.PENDING, (_F.JOINED, _F.ORPHANED, _F.RETRACTED)),
+        (_F.JOINED, (_F.RETRACTED, _F.QUARANTINED)),
+        (_F.ORPHANED, (_F.JOINED, _F.RETRACTED)),
+        (_F.QUARANTINED, (_F.RETRACTED,)),
+    ),
+}
+
+
+class WorkKind(TextChoices):
+    """What a unit of work does. Each kind has one Celery task and one queue (`controlplane.dispatch`)."""
+
+    ROLLOUT = "rollout"  # ref: RolloutGroup
+    SCORE = "score"  # ref: RolloutGroup
+    TRAIN = "train"  # ref: Step
+    TRANSFER = "transfer"  # ref: Transfer
+    EXPORT = "export"  # ref: PolicyVersion
+
+
+class Queue(StrEnum):
+    """Celery queues, one worker kind each."""
+
+    CONTROL = "control"
+    ROLLOUT = "rollout"
+    TRAIN = "train"
+    TRANSFER = "transfer"
+    SCORE = "score"
+
+
+class GroupPurpose(TextChoices):
+    """What a rollout group is for."""
+
+    TRAIN = "train"
+    EVALUATION = "evaluation"
+
+
+class DesiredSource(TextChoices):
+    """Why a replica's slot should hold its desired version."""
+
+    TRAINING_HEAD = "training_head"
+    PROMOTED = "promoted"
+    CANDIDATE = "candidate"
+    PINNED = "pinned"
+
+
+class WeightSlot(StrEnum):
+    """Names of an engine's resident weight sets. Rollout replicas have the first alone."""
+
+    DEFAULT = "default"
+    CANDIDATE = "candidate"
+
+
+class MemberRole(TextChoices):
+    """What a member of a project may do; `controlplane.permissions` has the matrix."""
+
+    OWNER = "owner"
+    ENGINEER = "engineer"
+    REVIEWER = "reviewer"
+    VIEWER = "viewer"
+
+
+class Scope(TextChoices):
+    """What an API key may do."""
+
+    READ = "read"
+    RUNS = "runs"
+    RELEASES = "releases"
+    RUBRICS = "rubrics"
+    FLEET = "fleet"
+    ADMIN = "admin"
+    FEEDBACK = "feedback"
+    GATEWAY = "gateway"
+    ROLLOUT = "rollout"  # resolves to one rollout's cluster alone
+
+
+class ActorKind(TextChoices):
+    """Who caused an event."""
+
+    USER = "user"
+    API_KEY = "api_key"
+    WORKER = "worker"
+    CONDUCTOR = "conductor"
+    SYSTEM = "system"
+
+
+class SignalType(TextChoices):
+    """Value type of a signal."""
+
+    BOOLEAN = "boolean"
+    NUMBER = "number"
+    CATEGORY = "category"
+
+
+class Consent(TextChoices):
+    """What a user's data may be used for, from narrow to wide."""
+
+    NONE = "none"
+    EVAL = "eval"
+    TRAIN = "train"
+
+
+class Arm(TextChoices):
+    """Which side of a lane answered."""
+
+    PROMOTED = "promoted"
+    CANARY = "canary"
+
+
+class EventType(TextChoices):
+    """Every kind of event. The second word says what happened, in the past tense."""
+
+    PROJECT_CREATED = "project.created"
+    MEMBER_CHANGED = "member.changed"
+    KEY_CREATED = "key.created"
+    KEY_REVOKED = "key.revoked"
+    MODEL_REGISTERED = "model.registered"
+    CLUSTER_CREATED = "cluster.created"
+    REPLICA_REGISTERED = "replica.registered"
+    REPLICA_CHANGED = "replica.changed"
+    REPLICA_TARGETED = "replica.targeted"
+    TASK_SET_CREATED = "task_set.created"
+    RUBRIC_PUBLISHED = "rubric.published"
+    RUN_CREATED = "run.created"
+    RUN_CHANGED = "run.changed"
+    STAGE_CHANGED = "stage.changed"
+    GROUP_CHANGED = "group.changed"
+    ROLLOUT_CHANGED = "rollout.changed"
+    STEP_CHANGED = "step.changed"
+    METRICS_RECORDED = "metrics.recorded"
+    VERSION_CHANGED = "version.changed"
+    EPOCH_OPENED = "epoch.opened"
+    TRANSFER_CHANGED = "transfer.changed"
+    EVALUATION_CHANGED = "evaluation.changed"
+    WORK_DIED = "work.died"
+    WORK_REPLAYED = "work.replayed"
+    LANE_CREATED = "lane.created"
+    LANE_CHANGED = "lane.changed"
+    RELEASE_CHANGED = "release.changed"
+    RELEASE_APPROVED = "release.approved"
+    SIGNAL_MAP_PUBLISHED = "signal_map.published"
+    SOURCE_CHANGED = "source.changed"
+    FEEDBACK_RECEIVED = "feedback.received"
+    FEEDBACK_CHANGED = "feedback.changed"
+    PAYLOAD_REJECTED = "payload.rejected"
+    USER_ERASED = "user.erased"
