@@ -1,0 +1,59 @@
+"""Cutting weights into frames of 8 MiB: big tensors are split, small ones of one dtype share a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from rl_core.delta.codec import Patch
+from rl_core.delta.manifest import TensorRange
+from rl_core.delta.words import Words
+
+FRAME_BYTES: Final = 8 << 20
+
+
+def plan_frames(
+    tensors: Iterable[tuple[int, str, int, int]], *, frame_bytes: int = FRAME_BYTES
+) -> list[list[TensorRange]]:
+    """Cut tensors, given as `(table index, group, elements, bytes per element)`, into frames, in order within a group.
+
+    Tensors of one group (one dtype, one kind of change) are laid end to end and cut every `frame_bytes`.
+    """
+    frames: list[list[TensorRange]] = []
+    filling: dict[str, tuple[list[TensorRange], int]] = {}
+    for index, group, elements, itemsize in tensors:
+        start = 0
+        while start < elements:
+            ranges, room = filling.pop(group, ([], max(1, frame_bytes // itemsize)))
+            count = min(room, elements - start)
+            ranges.append(TensorRange(index, start, count))
+            start += count
+            if room > count:
+                filling[group] = (ranges, room - count)
+            else:
+                frames.append(ranges)
+    frames.extend(ranges for ranges, _ in filling.values())
+    return frames
+
+
+def gather(ranges: Sequence[TensorRange], words: Sequence[Words]) -> Words:
+    """The frame's words end to end; a view where the frame is one range. `words` holds each range's whole tensor."""
+    pieces = [array[piece.start : piece.start + piece.count] for piece, array in zip(ranges, words, strict=True)]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def split_patch(patch: Patch, ranges: Sequence[TensorRange]) -> list[Patch]:
+    """One patch per range, with positions counted from the range's start."""
+    if len(ranges) == 1:
+        return [patch]
+    ends = np.cumsum([piece.count for piece in ranges])
+    starts = ends - [piece.count for piece in ranges]
+    if patch.positions is None:
+        return [Patch(None, patch.values[a:b]) for a, b in zip(starts, ends, strict=True)]
+    cuts = np.searchsorted(patch.positions, np.append(starts, ends[-1]))
+    return [
+        Patch(patch.positions[low:high] - start, patch.values[low:high])
+        for low, high, start in zip(cuts, cuts[1:], starts, strict=False)
+    ]
