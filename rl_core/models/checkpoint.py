@@ -90,7 +90,7 @@ def count_bytes(tensors: dict[str, Tensor]) -> int:
 
 
 def check_names(tensors: dict[str, Tensor], expected: Iterable[tuple[str, torch.Size]]) -> None:
-    """Check that `tensors` has exactly the expected names and shapes. Raises: ModelError naming the first that differ."""
+    """Check that `tensors` has exactly the expected names and shapes. Raises: ModelError naming the first odd ones."""
     wanted = dict(expected)
     missing = sorted(set(wanted) - set(tensors))
     extra = sorted(set(tensors) - set(wanted))
