@@ -1,0 +1,55 @@
+"""Counters of one scheduler, and their Prometheus text."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Gauges:
+    """What a scheduler counts. Written by its thread alone, read by anyone."""
+
+    requests_total: int = 0
+    aborted_total: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    busy_s_total: float = 0.0
+    decode_steps_total: int = 0
+    swaps_total: int = 0
+    faults_total: int = 0
+    last_pause_s: float = 0.0
+    step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=512))
+
+    def snapshot(self) -> dict[str, float]:
+        """Flat numbers, step times as median and largest of the last 512."""
+        steps = list(self.step_times_s)
+        return {
+            "requests_total": self.requests_total,
+            "aborted_total": self.aborted_total,
+            "prompt_tokens_total": self.prompt_tokens_total,
+            "cached_tokens_total": self.cached_tokens_total,
+            "generated_tokens_total": self.generated_tokens_total,
+            "busy_s_total": self.busy_s_total,
+            "decode_steps_total": self.decode_steps_total,
+            "decode_step_median_s": statistics.median(steps) if steps else 0.0,
+            "decode_step_max_s": max(steps, default=0.0),
+            "swaps_total": self.swaps_total,
+            "faults_total": self.faults_total,
+            "last_pause_s": self.last_pause_s,
+        }
+
+
+def prometheus_text(slots: Mapping[str, Mapping[str, Any]], *, uptime_s: float) -> str:
+    """Prometheus' text form of each slot's numbers."""
+    lines = ["# TYPE slipway_engine_uptime_s gauge", f"slipway_engine_uptime_s {uptime_s:.3f}"]
+    names = sorted({name for numbers in slots.values() for name in numbers})
+    for name in names:
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines.append(f"# TYPE slipway_engine_{name} {kind}")
+        lines += [f'slipway_engine_{name}{{slot="{slot}"}} {slots[slot][name]}' for slot in sorted(slots)]
+    return "\n".join(lines) + "\n"

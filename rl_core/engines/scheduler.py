@@ -1,0 +1,393 @@
+"""The decode loop of one weight slot: continuous batching in a thread of its own.
+
+Each turn of the loop prefills at most one chunk and then decodes one token for every running sequence, so that a long
+prompt does not stop the others. Tokens are sampled in decode steps alone: prefill computes all but a sequence's last
+token. Swaps, pauses and aborts are commands that run between two steps: no decode step sees two versions.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rl_core.engines.gauges import Gauges
+from rl_core.engines.kv import MIXED, KvCache
+from rl_core.engines.model import Decoder
+from rl_core.engines.request import ActiveSequence, OnToken, Request, TextCodec
+from rl_core.engines.sampling import sample
+from rl_core.engines.stops import StopMatcher
+from rl_core.engines.weights import WeightSet
+from rl_core.errors import EngineBusy, EngineError, RequestRefused, VersionUnavailable
+from rl_core.types import FinishReason, Generated, KvMode, PauseMode, VersionRef
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """Sizes of a scheduler. `prefill_chunk` tokens are prefilled between decode steps, four times as many when idle."""
+
+    max_seqs: int = 32
+    max_len: int = 1024
+    retained: int = 32
+    max_waiting: int = 256
+    prefill_chunk: int = 64
+
+
+class Scheduler:
+    """Generates with one set of weights at a time. All public methods may be called from any thread."""
+
+    def __init__(self, name: str, weights: WeightSet, *, codec: TextCodec, limits: SchedulerLimits) -> None:
+        self.name = name
+        self.limits = limits
+        self.gauges = Gauges()
+        self.version: VersionRef | None = None
+        self._weights = weights
+        self._codec = codec
+        self._generation = 0
+        self._cache = KvCache(
+            weights.config, weights.dtype, limits.max_seqs, min(limits.max_len, weights.config.max_positions),
+            limits.retained,
+        )  # fmt: skip
+        self._decoder = Decoder(self._cache)
+        self._running: list[ActiveSequence] = []
+        self._prefilling: ActiveSequence | None = None
+        self._wake = threading.Condition()
+        self._waiting: deque[ActiveSequence] = deque()
+        self._commands: list[Callable[[], None]] = []
+        self._paused: PauseMode | None = None
+        self._closing = False
+        self._serial = 0
+        self._thread = threading.Thread(target=self._loop, name=f"decode-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def max_len(self) -> int:
+        """The longest sequence, prompt and completion together."""
+        return self._cache.max_len
+
+    @property
+    def weights(self) -> WeightSet:
+        """The weights that serve now."""
+        return self._weights
+
+    def submit(self, request: Request, on_token: OnToken | None = None) -> ActiveSequence:
+        """Queue a request; its `future` gets the result. `on_token` is called on the decode thread.
+
+        Raises: RequestRefused, VersionUnavailable, EngineBusy.
+        """
+        self._check(request)
+        matcher = StopMatcher(request.sampling.stop, token_strings=self._codec.token_strings, decode=self._codec.decode)
+        limit = min(request.sampling.max_tokens, self.max_len - len(request.prompt))
+        with self._wake:
+            if self._closing:
+                raise EngineError("the engine is stopping")
+            if not request.accepts(self.version):
+                raise VersionUnavailable(self._unavailable(request))
+            if len(self._waiting) >= self.limits.max_waiting:
+                raise EngineBusy(f"{len(self._waiting)} requests are waiting; try again in a moment")
+            self._serial += 1
+            sequence = ActiveSequence(request, self._serial, limit, matcher, on_token)
+            self._waiting.append(sequence)
+            self.gauges.requests_total += 1
+            self._wake.notify()
+        return sequence
+
+    def abort(self, sequence: ActiveSequence) -> None:
+        """End a request with what it has; a request that has ended is left alone."""
+        with self._wake:
+            sequence.aborted = True
+            self._wake.notify()
+
+    def commit(self, weights: WeightSet | None, *, version: VersionRef | None, kv: KvMode) -> float:
+        """Flip to `weights` (None: the same ones under another name) between two steps; seconds the flip took."""
+        return self._call(lambda: self._commit(weights, version, kv))
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop generating. WAIT returns when what was running has finished, the other modes at once."""
+        self._call(lambda: self._pause(mode))
+        if mode is PauseMode.WAIT:
+            with self._wake:
+                self._wake.wait_for(lambda: self._drained() or self._paused is not mode)
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        with self._wake:
+            self._paused = None
+            self._wake.notify_all()
+
+    def snapshot(self) -> dict[str, float]:
+        """Numbers for metrics."""
+        running = len(self._running) + (self._prefilling is not None)
+        return {
+            "running": running,
+            "waiting": len(self._waiting),
+            "kv_rows_used": running + self._cache.kept,
+            "kv_rows": self.limits.max_seqs + self.limits.retained,
+            "paused": int(self._paused is not None),
+            **self.gauges.snapshot(),
+        }
+
+    def close(self) -> None:
+        """Abort what is in flight and end the thread."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        self._thread.join()
+
+    def _check(self, request: Request) -> None:
+        vocab = self._weights.config.vocab_size
+        if not request.prompt:
+            raise RequestRefused("the prompt is empty; send at least one token")
+        if len(request.prompt) >= self.max_len:
+            raise RequestRefused(
+                f"the prompt has {len(request.prompt)} tokens; this engine holds {self.max_len} with the completion"
+            )
+        if min(request.prompt) < 0 or max(request.prompt) >= vocab:
+            raise RequestRefused(f"prompt token ids must be in [0, {vocab})")
+
+    def _unavailable(self, request: Request) -> str:
+        wanted = request.exact_version or request.min_version
+        return f"version {wanted} is wanted; slot {self.name} serves {self.version or 'no version yet'}"
+
+    def _call(self, command: Callable[[], _T]) -> _T:
+        """Run a command on the decode thread between two steps."""
+        outcome: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(command())
+            except Exception as error:
+                log.exception("command_fault slot=%s", self.name)
+                outcome.set_exception(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
+
+        with self._wake:
+            if self._closing:
+                raise EngineError("the engine is stopping")
+            self._commands.append(run)
+            self._wake.notify_all()
+        return outcome.result()
+
+    def _loop(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._closing or bool(self._commands) or self._runnable())
+                commands, self._commands = self._commands, []
+            for command in commands:
+                command()
+            if self._closing:
+                break
+            started = time.perf_counter()
+            try:
+                self._sweep()
+                if self._stepping():
+                    self._step()
+            except Exception as error:
+                log.exception("decode_fault slot=%s", self.name)
+                self._fault(EngineError(f"generation failed: {type(error).__name__}: {error}"))
+            self.gauges.busy_s_total += time.perf_counter() - started
+        self._end_all()
+
+    def _stepping(self) -> bool:
+        return self._paused is None or self._paused is PauseMode.WAIT
+
+    def _runnable(self) -> bool:
+        if any(s.aborted for s in self._in_flight()):
+            return True
+        return self._stepping() and bool(self._running or self._prefilling or self._admissible())
+
+    def _admissible(self) -> bool:
+        if not self._waiting:
+            return False
+        # A pause that waits lets go on what had begun: sequences that a swap sent back have begun.
+        return self._paused is None or self._waiting[0].sampled > 0
+
+    def _in_flight(self) -> list[ActiveSequence]:
+        prefilling = [self._prefilling] if self._prefilling else []
+        return [*self._running, *prefilling, *self._waiting]
+
+    def _drained(self) -> bool:
+        return self._closing or not (self._running or self._prefilling or self._admissible())
+
+    def _step(self) -> None:
+        self._admit()
+        if self._prefilling is not None:
+            self._prefill(self._prefilling)
+        if self._running:
+            self._decode()
+        if self._paused is not None:
+            with self._wake:
+                self._wake.notify_all()
+
+    def _admit(self) -> None:
+        """Give rows to waiting sequences, starting from the longest prefix that any row holds."""
+        while self._prefilling is None and len(self._running) < self.limits.max_seqs:
+            with self._wake:
+                if not self._admissible():
+                    return
+                sequence = self._waiting.popleft()
+            row, known = len(self._running), sequence.tokens[:-1]
+            source, length = self._cache.longest_prefix(known, active=row, generation=self._generation)
+            self._cache.clear(row, generation=self._generation)
+            if length:
+                self._cache.copy(source, row, length=length)
+            if sequence.cached < 0:
+                sequence.cached = length
+                self.gauges.prompt_tokens_total += len(sequence.tokens)
+                self.gauges.cached_tokens_total += length
+            if length == len(known):
+                self._running.append(sequence)
+            else:
+                self._prefilling = sequence
+
+    def _prefill(self, sequence: ActiveSequence) -> None:
+        row, known = len(self._running), len(sequence.tokens) - 1
+        start = self._cache.rows[row].length
+        count = self.limits.prefill_chunk * (1 if self._running else 4)
+        chunk = sequence.tokens[start : min(start + count, known)]
+        self._decoder.prefill(self._weights, row=row, tokens=chunk)
+        if start + len(chunk) == known:
+            self._running.append(sequence)
+            self._prefilling = None
+
+    def _decode(self) -> None:
+        started = time.perf_counter()
+        logits = self._decoder.decode(self._weights, tokens=[s.tokens[-1] for s in self._running])
+        results = sample(logits, [s.draw() for s in self._running])
+        self.gauges.step_times_s.append(time.perf_counter() - started)
+        self.gauges.decode_steps_total += 1
+        self.gauges.generated_tokens_total += len(results)
+        version = str(self.version) if self.version else ""
+        ended: list[tuple[int, FinishReason]] = []
+        for row, (sequence, result) in enumerate(zip(self._running, results, strict=True)):
+            reason = sequence.push(result, version, self._codec.eos_ids)
+            if reason is not None:
+                ended.append((row, reason))
+            if sequence.on_token is not None:
+                _notify(sequence, sequence.on_token, result)
+        for row, reason in reversed(ended):
+            self._release(row, reason)
+
+    def _release(self, row: int, reason: FinishReason) -> None:
+        """Hand a running sequence's result over, retain its row and close the gap it leaves."""
+        sequence = self._running[row]
+        sequence.keep_routes(self._cache.routes[row, : self._cache.rows[row].length])
+        self._cache.retain(row, generation=self._generation)
+        self._vacate(row)
+        self._finish(sequence, reason)
+
+    def _vacate(self, row: int) -> None:
+        last = len(self._running) - 1
+        if row != last:
+            self._cache.copy(last, row)
+            self._running[row] = self._running[last]
+        self._running.pop()
+        if self._prefilling is not None:
+            self._cache.copy(last + 1, last)
+
+    def _finish(self, sequence: ActiveSequence, reason: FinishReason) -> None:
+        if reason is FinishReason.ABORT:
+            self.gauges.aborted_total += 1
+        if not sequence.future.done():
+            sequence.future.set_result(sequence.result(reason, self._codec))
+
+    def _sweep(self) -> None:
+        """End what was aborted."""
+        for row in reversed(range(len(self._running))):
+            if self._running[row].aborted:
+                self._release(row, FinishReason.ABORT)
+        if self._prefilling is not None and self._prefilling.aborted:
+            sequence, self._prefilling = self._prefilling, None
+            self._finish(sequence, FinishReason.ABORT)
+        with self._wake:
+            gone = [s for s in self._waiting if s.aborted]
+            for sequence in gone:
+                self._waiting.remove(sequence)
+        for sequence in gone:
+            self._finish(sequence, FinishReason.ABORT)
+
+    def _pause(self, mode: PauseMode) -> None:
+        self._paused = mode
+        if mode is PauseMode.ABORT:
+            self._abort_all()
+
+    def _abort_all(self) -> None:
+        with self._wake:
+            for sequence in self._in_flight():
+                sequence.aborted = True
+        self._sweep()
+
+    def _commit(self, weights: WeightSet | None, version: VersionRef | None, kv: KvMode) -> float:
+        started = time.perf_counter()
+        self.version = version
+        if weights is not None:
+            self._weights = weights
+            self._generation += 1
+            self._cache.drop_retained()
+            self._requeue(everything=kv is KvMode.RECOMPUTE)
+            for row in range(len(self._running)):
+                self._cache.rows[row].generation = MIXED
+            self.gauges.swaps_total += 1
+            self.gauges.last_pause_s = time.perf_counter() - started
+        self._refuse_outdated()
+        return time.perf_counter() - started
+
+    def _requeue(self, *, everything: bool) -> None:
+        """Send sequences back to be prefilled by the new weights: all, or those that have sampled nothing yet."""
+        back = [self._prefilling] if self._prefilling is not None else []
+        self._prefilling = None
+        for row in reversed(range(len(self._running))):
+            sequence = self._running[row]
+            if everything or sequence.sampled == 0:
+                sequence.keep_routes(self._cache.routes[row, : self._cache.rows[row].length])
+                if sequence.sampled == 0:
+                    sequence.kept_routes = None
+                back.append(sequence)
+                self._vacate(row)
+        with self._wake:
+            self._waiting.extendleft(sorted(back, key=lambda s: s.serial, reverse=True))
+
+    def _refuse_outdated(self) -> None:
+        """Fail what may not be answered by the version that serves from now on."""
+        for sequence in self._in_flight():
+            if not sequence.request.accepts(self.version):
+                sequence.aborted = True
+                _fail(sequence, VersionUnavailable(self._unavailable(sequence.request)))
+
+    def _fault(self, error: EngineError) -> None:
+        """Fail everything in flight after a bug or a lack of memory; the next requests start clean."""
+        self.gauges.faults_total += 1
+        with self._wake:
+            sequences = self._in_flight()
+            self._waiting.clear()
+        self._running, self._prefilling = [], None
+        self._cache.drop_retained()
+        for sequence in sequences:
+            _fail(sequence, error)
+
+    def _end_all(self) -> None:
+        self._abort_all()
+        with self._wake:
+            commands, self._commands = self._commands, []
+            self._wake.notify_all()
+        for command in commands:
+            command()
+
+
+def _fail(sequence: ActiveSequence, error: EngineError) -> None:
+    if not sequence.future.done():
+        sequence.future.set_exception(error)
+
+
+def _notify(sequence: ActiveSequence, on_token: OnToken, result: object) -> None:
+    try:
+        on_token(result)  # type: ignore[arg-type]
+    except RuntimeError:  # the listener's event loop is gone, and the client with it
+        sequence.aborted = True
