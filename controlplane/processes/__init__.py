@@ -1,0 +1,1 @@
+"""Processes of one machine: embedded PostgreSQL and Valkey, and the supervisor of everything `manage.py up` runs."""
