@@ -1,0 +1,140 @@
+"""Evaluations: one version, the first tasks of a held-out split, one greedy attempt each, scored by one rubric."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import transaction
+from django.db.models import Avg
+from django.db.models.functions import Now
+
+from controlplane.errors import Conflict, Invalid
+from controlplane.models import Evaluation, PolicyVersion, Project, RolloutGroup, RubricVersion, Run, TaskSet, WorkUnit
+from controlplane.services.events import CONDUCTOR, conductor_nudge, event_append, project_topic, run_topic
+from controlplane.services.groups import evaluation_groups_admit
+from controlplane.services.metrics import Metric, metrics_record
+from controlplane.services.transitions import transition
+from controlplane.states import EvaluationState, EventType, GroupState, VersionState, WorkState
+from rl_core.types import Split
+
+
+def evaluation_request(
+    *,
+    project: Project,
+    version: PolicyVersion,
+    task_set: TaskSet,
+    rubric_version: RubricVersion,
+    task_count: int,
+    run: Run | None = None,
+    step_number: int | None = None,
+) -> Evaluation:
+    """Want a version evaluated; the same question asked again is the same evaluation. The conductor carries it out.
+
+    It needs a replica that holds the version in any slot; targeting one is the caller's part.
+    Raises: Invalid for a count below one; Conflict for a version that is not committed.
+    """
+    if task_count < 1:
+        raise Invalid(f"an evaluation needs at least one task, not {task_count}", "task_count")
+    if version.state != VersionState.COMMITTED:
+        raise Conflict(f"version {version.ref} is {version.state}: only a committed version can be evaluated")
+    with transaction.atomic():
+        evaluation, created = Evaluation.objects.get_or_create(
+            version=version,
+            task_set=task_set,
+            rubric_version=rubric_version,
+            task_count=min(task_count, task_set.heldout_count),
+            defaults={"project": project, "run": run, "step_number": step_number},
+        )
+        if created:
+            _event(evaluation)
+            conductor_nudge()
+    return evaluation
+
+
+def evaluation_advance(evaluation_id: uuid.UUID) -> Evaluation:
+    """Take an evaluation as far as the rows allow: admit its groups, or finish it, or say that it cannot go on.
+
+    Safe to call any number of times, from anywhere.
+    """
+    with transaction.atomic():
+        evaluation = (
+            Evaluation.objects.select_for_update(of=("self",))
+            .select_related("run", "project", "version", "task_set")
+            .get(pk=evaluation_id)
+        )
+        state = EvaluationState(evaluation.state)
+        if state == EvaluationState.PENDING:
+            _start(evaluation)
+        elif state == EvaluationState.RUNNING:
+            _finish_or_fail(evaluation)
+        elif state == EvaluationState.FAILED and _revivable(evaluation):
+            transition(evaluation, to=EvaluationState.PENDING, finished_at=None)
+            _start(evaluation)
+    return evaluation
+
+
+def evaluations_open() -> list[uuid.UUID]:
+    """Evaluations that the conductor has to look at."""
+    states = [EvaluationState.PENDING, EvaluationState.RUNNING]
+    return list(Evaluation.objects.filter(state__in=states).order_by("created_at").values_list("pk", flat=True))
+
+
+def _start(evaluation: Evaluation) -> None:
+    if not evaluation.groups.exists():
+        tasks = evaluation.task_set.tasks.filter(split=Split.HELDOUT.value, position__lt=evaluation.task_count)
+        evaluation_groups_admit(
+            evaluation=evaluation, project=evaluation.project, tasks=list(tasks.order_by("position"))
+        )
+    transition(evaluation, to=EvaluationState.RUNNING)
+    _event(evaluation)
+
+
+def _finish_or_fail(evaluation: Evaluation) -> None:
+    dead = _dead_units(evaluation)
+    if dead:
+        transition(evaluation, to=EvaluationState.FAILED, finished_at=Now())
+        _event(evaluation, reason=f"{len(dead)} attempts died: {dead[0].error}"[:500])
+        return
+    groups = evaluation.groups.all()
+    if groups.exclude(state=GroupState.READY).exists():
+        return
+    mean = groups.aggregate(mean=Avg("mean_reward"))["mean"]
+    groups.update(state=GroupState.CONSUMED)
+    transition(evaluation, to=EvaluationState.DONE, mean_reward=mean, finished_at=Now())
+    if evaluation.run is not None and evaluation.step_number is not None:
+        metrics_record(
+            run=evaluation.run,
+            values={Metric.HELDOUT_REWARD: mean},
+            step=evaluation.step_number,
+            actor=CONDUCTOR,
+        )
+    _event(evaluation)
+    conductor_nudge()
+
+
+def _revivable(evaluation: Evaluation) -> bool:
+    """Whether a failed evaluation can go on: its dead letters were replayed, and none of its groups was given up."""
+    lost = [GroupState.DROPPED, GroupState.VOIDED]
+    return not _dead_units(evaluation) and not evaluation.groups.filter(state__in=lost).exists()
+
+
+def _dead_units(evaluation: Evaluation) -> list[WorkUnit]:
+    groups = RolloutGroup.objects.filter(evaluation=evaluation).values("pk")
+    return list(WorkUnit.objects.filter(ref__in=groups, state=WorkState.DEAD).order_by("finished_at")[:100])
+
+
+def _event(evaluation: Evaluation, reason: str = "") -> None:
+    event_append(
+        project_id=evaluation.project_id,
+        topic=run_topic(evaluation.run_id) if evaluation.run_id else project_topic(evaluation.project_id),
+        event_type=EventType.EVALUATION_CHANGED,
+        actor=CONDUCTOR,
+        reason=reason,
+        data={
+            "evaluation": str(evaluation.pk),
+            "version": str(evaluation.version.ref),
+            "state": evaluation.state,
+            "mean_reward": evaluation.mean_reward,
+            "step_number": evaluation.step_number,
+        },
+    )
