@@ -1,0 +1,1 @@
+"""The websocket: events of the log, as they are committed."""

@@ -1,0 +1,18 @@
+"""Routes of the web process."""
+
+from __future__ import annotations
+
+from django.urls import include, path
+
+from controlplane.api.health import healthz
+
+urlpatterns = [
+    path("healthz", healthz),
+    path("api/v1/", include("controlplane.api.urls")),
+    path("", include("frontend.urls")),
+]
+
+handler400 = "controlplane.api.fallbacks.bad_request"
+handler403 = "controlplane.api.fallbacks.permission_denied"
+handler404 = "controlplane.api.fallbacks.not_found"
+handler500 = "controlplane.api.fallbacks.server_error"
