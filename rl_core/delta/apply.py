@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import torch
 
 from rl_core.delta.codec import FrameMode, Patch, decode_frame
-from rl_core.delta.frames import gather, split_patch
+from rl_core.delta.frames import pieces_of, split_patch
 from rl_core.delta.manifest import Frame, TensorEntry
 from rl_core.delta.path import Hop, HopKind
 from rl_core.delta.root import root_of_leaves, weights_leaves
@@ -111,7 +112,7 @@ class HopApplication:
         targets = self._targets(frame)
         if self._hop.kind is not HopKind.SNAPSHOT:
             whole = frame.mode is FrameMode.RAW
-            self._undo.append((frame, gather(frame.ranges, self._whole(frame)).copy() if whole else payload))
+            self._undo.append((frame, np.concatenate(self._targets(frame)) if whole else payload))
         self._touched.update(self._entries[piece.tensor].name for piece in frame.ranges)
         backward = self._hop.kind is HopKind.BACKWARD
         for patch, words in zip(patches, targets, strict=True):
@@ -121,11 +122,8 @@ class HopApplication:
         dtype = word_dtype(self._entries[frame.ranges[0].tensor].dtype)
         return split_patch(decode_frame(frame.mode, payload, dtype=dtype, count=frame.count), frame.ranges)
 
-    def _whole(self, frame: Frame) -> list[Words]:
-        return [self._words[piece.tensor] for piece in frame.ranges]
-
     def _targets(self, frame: Frame) -> list[Words]:
-        return [self._words[p.tensor][p.start : p.start + p.count] for p in frame.ranges]
+        return pieces_of(frame.ranges, self._words)
 
     def _take_back(self) -> None:
         """Undo the frames in reverse, and believe it only if the old leaves come out again."""

@@ -38,10 +38,9 @@ def plan_frames(
     return frames
 
 
-def gather(ranges: Sequence[TensorRange], words: Sequence[Words]) -> Words:
-    """The frame's words end to end; a view where the frame is one range. `words` holds each range's whole tensor."""
-    pieces = [array[piece.start : piece.start + piece.count] for piece, array in zip(ranges, words, strict=True)]
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+def pieces_of(ranges: Sequence[TensorRange], words: Sequence[Words]) -> list[Words]:
+    """Views of a frame's words, one per range. `words` holds the whole tensors, by table index."""
+    return [words[piece.tensor][piece.start : piece.start + piece.count] for piece in ranges]
 
 
 def split_patch(patch: Patch, ranges: Sequence[TensorRange]) -> list[Patch]:

@@ -19,7 +19,7 @@ import xxhash
 from blake3 import blake3
 
 from rl_core.delta.codec import EncodedFrame, FrameMode, encode_frame
-from rl_core.delta.frames import gather, plan_frames
+from rl_core.delta.frames import pieces_of, plan_frames
 from rl_core.delta.manifest import (
     Base,
     Frame,
@@ -204,11 +204,12 @@ def _upload(store: ObjectStore, job: _Job) -> Manifest:
         for index, entry in enumerate(table)
     )
 
+    new_words = [words_of(job.new[name]) for name in names]
+    old_words = [words_of(job.old[name]) if name in patchable else new_words[i] for i, name in enumerate(names)]
+
     def encode(ranges: list[TensorRange]) -> EncodedFrame:
-        members = [names[piece.tensor] for piece in ranges]
-        new = gather(ranges, [words_of(job.new[name]) for name in members])
-        old = gather(ranges, [words_of(job.old[name]) for name in members]) if members[0] in patchable else None
-        return encode_frame(old=old, new=new)
+        old = pieces_of(ranges, old_words) if names[ranges[0].tensor] in patchable else None
+        return encode_frame(old=old, new=pieces_of(ranges, new_words))
 
     writer = _SegmentWriter(store, job.prefix)
     frames: list[Frame] = []

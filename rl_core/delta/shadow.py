@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from rl_core.delta.root import root_of_leaves, weights_leaves
 from rl_core.delta.words import Tensors
-from rl_core.errors import ModelError
+from rl_core.models.checkpoint import read_checkpoint
 
 
 class ShadowWeights:
@@ -53,38 +50,13 @@ class ShadowWeights:
     def from_checkpoint(
         cls, folder: Path | str, *, version: str = "", manifest_key: str | None = None, threads: int = 1
     ) -> Self:
-        """A shadow of a Hugging Face folder's safetensors (one file, or shards with their index).
-
-        Raises: ModelError when the folder holds none, or they do not read.
-        """
-        tensors: dict[str, torch.Tensor] = {}
-        for path in checkpoint_files(Path(folder)):
-            try:
-                tensors.update(load_file(path))
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path} does not read: {error}; convert or download the model again") from error
-        return cls.from_tensors(tensors, version=version, manifest_key=manifest_key, threads=threads)
+        """A shadow of a Hugging Face model folder. Raises: ModelError when it is none, or does not read."""
+        return cls.from_tensors(
+            read_checkpoint(Path(folder)), version=version, manifest_key=manifest_key, threads=threads
+        )
 
     def recheck(self, *, threads: int = 1) -> bool:
         """Hash every tensor again; False, and `poisoned`, when they are no longer the weights of `root`."""
         if weights_leaves(self.tensors, threads=threads) != self.leaves:
             self.poisoned = True
         return not self.poisoned
-
-
-def checkpoint_files(folder: Path) -> list[Path]:
-    """The safetensors files of a Hugging Face folder: those its index names, else all. Raises: ModelError."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ModelError(f"{index} is not an index of shards: {error}; download the model again") from error
-        paths = [folder / name for name in names]
-    else:
-        paths = sorted(folder.glob("*.safetensors"))
-    missing = [path.name for path in paths if not path.is_file()]
-    if missing or not paths:
-        what = f"lacks {', '.join(missing)}" if missing else "holds no *.safetensors"
-        raise ModelError(f"{folder} {what}; point it at a converted Hugging Face model folder")
-    return paths

@@ -1,0 +1,121 @@
+"""`python -m benchmarks NAME [--quick]`, or `--all` to run every benchmark and rewrite `benchmarks/RESULTS.md`.
+
+Progress goes to stderr, one JSON object to the last line of stdout. Exit status: 0, 1 when a benchmark failed,
+2 for an unknown name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+
+import benchmarks
+from benchmarks.measure import host
+from rl_core.errors import RlCoreError
+
+_RESULTS = Path(__file__).with_name("RESULTS.md")
+_NOT_BENCHMARKS = {"__main__", "measure"}
+
+
+def names() -> list[str]:
+    """Every benchmark: the modules of this package that have a `run`. Found by their text, without importing them."""
+    found = []
+    for module in pkgutil.iter_modules(benchmarks.__path__):
+        source = Path(benchmarks.__path__[0]) / f"{module.name}.py"
+        if module.name not in _NOT_BENCHMARKS and source.is_file() and "\ndef run(" in source.read_text():
+            found.append(module.name)
+    return sorted(found)
+
+
+def run_one(name: str, *, quick: bool) -> dict[str, object]:
+    """Run one benchmark in this process and complete its result with host, mode and duration."""
+    started = time.perf_counter()
+
+    def progress(message: str) -> None:
+        print(f"[{name} {time.perf_counter() - started:6.1f} s] {message}", file=sys.stderr, flush=True)
+
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is for the result
+    progress("starting")
+    result = dict(importlib.import_module(f"benchmarks.{name}").run(quick=quick, progress=progress))
+    result |= {"host": host(), "quick": quick, "seconds": round(time.perf_counter() - started, 1)}
+    progress("done")
+    return result
+
+
+def run_all(*, quick: bool) -> int:
+    """Run each benchmark in a process of its own, so that none inherits another's memory; rewrite RESULTS.md."""
+    results: dict[str, dict[str, object]] = {}
+    failed: list[str] = []
+    for name in names():
+        command = [sys.executable, "-m", "benchmarks", name, *(["--quick"] if quick else [])]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        lines = done.stdout.strip().splitlines()
+        if done.returncode or not lines:
+            failed.append(name)
+        else:
+            results[name] = json.loads(lines[-1])
+    _RESULTS.write_text(_markdown(results, failed=failed))
+    print(json.dumps({"results": str(_RESULTS), "ran": sorted(results), "failed": failed}))
+    return 1 if failed else 0
+
+
+def _markdown(results: dict[str, dict[str, object]], *, failed: list[str]) -> str:
+    machine = host()
+    lines = [
+        "# Benchmark results",
+        "",
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC on {machine['model']}, {machine['cores']} cores. "
+        "Written by `python -m benchmarks --all`; do not edit.",
+    ]
+    for name, result in results.items():
+        mode = ", quick" if result.get("quick") else ""
+        lines += ["", f"## {name} ({result['seconds']} s{mode})", "", "| key | value |", "|---|---|"]
+        lines += [
+            f"| `{key}` | {_cell(value)} |" for key, value in result.items() if key not in {"host", "quick", "seconds"}
+        ]
+    if failed:
+        lines += ["", "## Failed", "", *(f"- `{name}`" for name in failed)]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def main(arguments: list[str]) -> int:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", nargs="?", help=f"one of: {', '.join(names())}")
+    parser.add_argument("--quick", action="store_true", help="the same measurements on less, within 3 minutes")
+    parser.add_argument("--all", action="store_true", help="run all and rewrite benchmarks/RESULTS.md")
+    options = parser.parse_args(arguments)
+    if options.all:
+        return run_all(quick=options.quick)
+    if options.name not in names():
+        what = f"unknown benchmark {options.name!r}" if options.name else "name a benchmark, or --all"
+        print(f"{what}; there are: {', '.join(names())}", file=sys.stderr)
+        return 2
+    try:
+        result = run_one(options.name, quick=options.quick)
+    except RlCoreError as error:
+        print(f"{options.name} cannot run: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
