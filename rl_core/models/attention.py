@@ -88,13 +88,13 @@ class _Read:
 
     @classmethod
     def of(cls, heads: _Heads, piece: Piece) -> _Read:
-        start, length = piece.prefix_start, piece.prefix_length
+        shared = len(piece.prefix) > 0
         return cls(
             q=_gather_queries(heads.q, piece),
             k_own=_gather_keys(heads.k, piece),
             v_own=_gather_keys(heads.v, piece),
-            k_prefix=heads.k[:, start : start + length] if length else None,
-            v_prefix=heads.v[:, start : start + length] if length else None,
+            k_prefix=heads.k.index_select(1, piece.prefix) if shared else None,
+            v_prefix=heads.v.index_select(1, piece.prefix) if shared else None,
         )
 
     def per_prefix(self, x: Tensor) -> Tensor:
@@ -167,23 +167,22 @@ class TreeAttention(torch.autograd.Function):
 def _backward_piece(heads: _Heads, grads: _Heads, piece: Piece, douts: Tensor, rowdots: Tensor) -> None:
     read = _Read.of(heads, piece)
     weights = read.probabilities()
-    real = torch.zeros(piece.rows.numel(), dtype=torch.bool)
-    real[piece.valid] = True
     b, length = piece.rows.shape
+    real = piece.real.view(1, b, 1, length, 1)
     # Padded queries must send no gradient; padded keys are never seen by a real query.
-    dy = _gather_queries(douts, piece) * real.view(1, b, 1, length, 1)
+    dy = _gather_queries(douts, piece) * real
     dscores = read.against(dy, read.v_prefix, read.v_own).float()
     dscores.sub_(_gather_queries(rowdots, piece)).mul_(weights)
-    dscores *= real.view(1, b, 1, length, 1)
+    dscores *= real
     dscores, weights = dscores.to(dy.dtype), weights.to(dy.dtype)
     _scatter(grads.q, piece, read.mix(dscores, read.k_prefix, read.k_own))
-    p = piece.prefix_length
+    p = len(piece.prefix)
     for into, wide, rows in ((grads.k, dscores, read.q), (grads.v, weights, dy)):
         own = torch.bmm(read.per_own(wide[..., p:]).transpose(1, 2), read.per_own(rows))
         into.index_add_(1, piece.flat, own.view(into.shape[0], b * length, -1).index_select(1, piece.valid))
         if p:
             prefix = torch.bmm(read.per_prefix(wide[..., :p]).transpose(1, 2), read.per_prefix(rows))
-            into[:, piece.prefix_start : piece.prefix_start + p] += prefix
+            into.index_add_(1, piece.prefix, prefix)
 
 
 def _scatter(out: Tensor, piece: Piece, values: Tensor) -> None:

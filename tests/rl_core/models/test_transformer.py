@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rl_core.errors import TrajectoryError
 from rl_core.models.checkpoint import read_checkpoint
 from rl_core.models.packing import TrainSequence, build_packs
 from rl_core.models.parameters import ComputeDtype
@@ -13,25 +14,34 @@ from tests.rl_core.models.tiny_models import make_folder, make_transformer
 torch.set_num_threads(1)
 
 
-def make_group(group: str, *, prompt: int, branches: list[int], seed: int, temperature: float = 1.0) -> list[TrainSequence]:
+def make_group(
+    *, prompt: int, branches: list[int], seed: int, temperature: float = 1.0, system: int = 0
+) -> list[TrainSequence]:
     """Attempts at one prompt: sampled tokens, a tool's answer (not trained on), sampled tokens again."""
     rng = random.Random(seed)
-    shared = [rng.randrange(97) for _ in range(prompt)]
+    shared = list(range(40, 40 + system)) + [rng.randrange(97) for _ in range(prompt - system)]
     sequences = []
     for length in branches:
         own = [rng.randrange(97) for _ in range(length)]
         mask = [0] * prompt + [0 if length > 4 and 2 <= i < 4 else 1 for i in range(length)]
-        sequences.append(TrainSequence(shared + own, mask, group, temperature))
+        sequences.append(TrainSequence(shared + own, mask, temperature))
     return sequences
 
 
 def mixed_batch() -> list[TrainSequence]:
-    return (
-        make_group("a", prompt=9, branches=[7, 3, 11, 1], seed=1)
-        + make_group("b", prompt=5, branches=[6], seed=2, temperature=0.7)
-        + make_group("c", prompt=1, branches=[5, 5], seed=3)
-        + make_group("d", prompt=12, branches=[2], seed=4)
-    )
+    """Groups with one system message, attempts that begin or are alike, single attempts, one that shares nothing."""
+    common = make_group(prompt=14, branches=[9, 9, 12], seed=1, system=8)
+    twin = TrainSequence(list(common[0].token_ids), common[0].loss_mask)
+    start = [*common[1].token_ids[:20], 3, 4, 5]
+    return [
+        *common,
+        *make_group(prompt=11, branches=[6], seed=2, temperature=0.7, system=8),
+        *make_group(prompt=1, branches=[5, 5], seed=3),
+        *make_group(prompt=12, branches=[2, 1], seed=4, system=8),
+        twin,
+        TrainSequence(start, [0] * 14 + [1] * 9),
+        TrainSequence(start[:16], [0] * 14 + [1] * 2, temperature=0.9),
+    ]
 
 
 def coefficient(owner: int, index: int) -> float:
@@ -89,9 +99,10 @@ def per_expert(gradients: dict[str, Tensor], experts: int) -> dict[str, Tensor]:
         name = name.replace(".mlp.", ".block_sparse_moe.")
         if name.endswith("experts.gate_up_proj"):
             for e in range(experts):
-                out[name.replace("gate_up_proj", f"{e}.w1.weight")], out[name.replace("gate_up_proj", f"{e}.w3.weight")] = (
-                    grad[e].chunk(2)
-                )
+                (
+                    out[name.replace("gate_up_proj", f"{e}.w1.weight")],
+                    out[name.replace("gate_up_proj", f"{e}.w3.weight")],
+                ) = grad[e].chunk(2)
         elif name.endswith("experts.down_proj"):
             for e in range(experts):
                 out[name.replace("down_proj", f"{e}.w2.weight")] = grad[e]
@@ -124,21 +135,47 @@ def test_mixture_forward_and_gradient_equal_transformers(tmp_path, budget):
 
 
 def test_shared_prompt_is_computed_once():
-    sequences = make_group("a", prompt=50, branches=[10] * 8, seed=0)
+    sequences = make_group(prompt=50, branches=[10] * 8, seed=0)
     (pack,) = build_packs(sequences, token_budget=1000)
     assert len(pack.tokens) == 50 + 8 * 9  # the last token of a branch predicts nothing
     assert len(pack.targets) == 8 * 8
 
 
-def test_equal_prompts_of_other_groups_are_not_shared():
-    one, two = make_group("a", prompt=6, branches=[3], seed=0), make_group("b", prompt=6, branches=[3], seed=0)
-    (pack,) = build_packs(one + two, token_budget=1000)
-    assert len(pack.tokens) == 2 * (6 + 2)
+def test_groups_share_their_system_message_and_equal_attempts_cost_nothing():
+    one = make_group(prompt=30, branches=[10, 10], seed=0, system=20)
+    two = make_group(prompt=30, branches=[10], seed=1, system=20)
+    (pack,) = build_packs(one + two + one, token_budget=1000)
+    assert len(pack.tokens) == 20 + 2 * 10 + 3 * 9
+    assert len(pack.targets) == 5 * 8
+
+
+def test_other_recorded_experts_are_not_shared():
+    (one,) = make_group(prompt=6, branches=[3], seed=0)
+    routes = torch.zeros(8, 2, 2, dtype=torch.int64)
+    changed = routes.clone()
+    changed[4] = 1
+    first = TrainSequence(one.token_ids, one.loss_mask, routes=routes)
+    second = TrainSequence(one.token_ids, one.loss_mask, routes=changed)
+    (pack,) = build_packs([first, second], token_budget=1000)
+    assert len(pack.tokens) == 8 + 4
+    assert pack.routes is not None
+    assert pack.routes.sum() == 4
+
+
+def test_packs_are_filled_evenly():
+    packs = build_packs(make_group(prompt=100, branches=[51] * 9, seed=0), token_budget=400)
+    assert sorted(len(pack.tokens) for pack in packs) == [100 + 4 * 50, 100 + 5 * 50]
+
+
+@pytest.mark.parametrize(("mask", "message"), [([0, 0], "without sampled tokens"), ([1, 0], "start with a prompt")])
+def test_what_cannot_be_trained_on_is_refused(mask, message):
+    with pytest.raises(TrajectoryError, match=message):
+        build_packs([TrainSequence([1, 2], mask)], token_budget=10)
 
 
 def test_entropy_is_that_of_the_distribution_sampled_from(tmp_path):
     folder = make_folder(tmp_path, std=0.5)
-    sequences = make_group("a", prompt=4, branches=[3], seed=5, temperature=0.5)
+    sequences = make_group(prompt=4, branches=[3], seed=5, temperature=0.5)
     (pack,) = build_packs(sequences, token_budget=100)
     out = make_transformer(folder).forward(pack, train=False)
     logits = hf_model(folder)(torch.tensor([sequences[0].token_ids])).logits[0] / 0.5

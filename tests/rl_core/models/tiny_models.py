@@ -1,4 +1,4 @@
-"""Factories: tiny random model folders and their tensors. Weights are bf16-representable, so rounding changes nothing."""
+"""Factories: tiny random model folders. Weights are bf16-representable, so rounding changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from rl_core.models.transformer import Transformer
 TOKENIZER = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}
 
 
-def make_folder(root: Path, *, experts: int = 0, tied: bool = True, seed: int = 0, std: float = 0.05, **sizes: int) -> Path:
+def make_folder(
+    root: Path, *, experts: int = 0, tied: bool = True, seed: int = 0, std: float = 0.05, **sizes: int
+) -> Path:
     """A random Llama folder, or a Mixtral one when `experts` is not 0, made by transformers itself."""
     from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
