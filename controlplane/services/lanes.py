@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import secrets
 from datetime import datetime
-from typing import Any
 
 from django.db import transaction
 from django.db.models.functions import Now
 
 from controlplane.errors import Conflict, Invalid
-from controlplane.models import Cluster, Lane, Lineage, ModelCard, PolicyVersion, Project, Release, ServedVersion
+from controlplane.models import Cluster, Lane, ModelCard, PolicyVersion, Project, Release, ServedVersion
 from controlplane.services.events import Actor, event_append, lane_topic
-from controlplane.states import Arm, EventType, VersionState
+from controlplane.services.versions import lineage_create
+from controlplane.states import Arm, EventType
 from rl_core.types import ClusterRole
 
 
@@ -44,7 +44,8 @@ def lane_create(
         non_inferiority_margin=non_inferiority_margin,
         salt=secrets.token_hex(32),
     )
-    version = base_version(project=project, model=model)
+    version = lineage_create(project=project, model=model, parent=None).head
+    assert version is not None
     _point(lane=lane, version=version, release=None)
     event_append(
         project_id=project.id,
@@ -54,24 +55,6 @@ def lane_create(
         data={"lane": str(lane.id), "slug": slug, "version": str(version)},
     )
     return lane
-
-
-def base_version(*, project: Project, model: ModelCard) -> PolicyVersion:
-    """A committed version 0 that is the model's own snapshot, in a fresh lineage without a run."""
-    lineage = Lineage.objects.create(project=project, model=model)
-    version = PolicyVersion.objects.create(
-        lineage=lineage,
-        epoch=0,
-        number=0,
-        state=VersionState.COMMITTED,
-        root=model.root,
-        manifest_key=model.manifest_key,
-        snapshot_key=model.manifest_key,
-        full_bytes=model.full_bytes,
-        committed_at=Now(),
-    )
-    Lineage.objects.filter(id=lineage.id).update(head=version)
-    return version
 
 
 def lane_point(*, lane: Lane, version: PolicyVersion, release: Release | None, actor: Actor, reason: str) -> Lane:
@@ -105,8 +88,3 @@ def lane_served_at(*, lane: Lane, at: datetime) -> ServedVersion | None:
     """What answered users of the lane at that time; None before its creation."""
     rows = ServedVersion.objects.filter(lane=lane, arm=Arm.PROMOTED, created_at__lte=at).select_related("version")
     return rows.exclude(until__lte=at).order_by("-created_at").first()
-
-
-def lane_describe(lane: Lane) -> dict[str, Any]:
-    """The lane in the words of events and answers."""
-    return {"lane": str(lane.id), "slug": lane.slug, "version": str(lane.promoted_version or "")}

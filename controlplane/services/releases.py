@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
 from controlplane.errors import Conflict, Forbidden, Invalid, StaleRevision
-from controlplane.models import Approval, Evaluation, Lane, PolicyVersion, Release, ReplicaSlot, Run, User
+from controlplane.models import (
+    Approval,
+    Evaluation,
+    Lane,
+    PolicyVersion,
+    Release,
+    ReplicaSlot,
+    RubricVersion,
+    Run,
+    TaskSet,
+    User,
+)
 from controlplane.selectors.statistics import paired_interval
 from controlplane.services.evaluations import evaluation_request
 from controlplane.services.events import Actor, conductor_nudge, event_append, lane_topic
@@ -79,7 +92,7 @@ def _begin_gating(release: Release, *, actor: Actor) -> Release:
     for slot in _free_slots(lane):
         slot_target(
             replica=slot.replica,
-            slot=slot.slot,
+            slot=WeightSlot(slot.slot),
             version=release.version,
             source=DesiredSource.CANDIDATE,
             actor=actor,
@@ -123,41 +136,41 @@ def _evaluation(release: Release, version: PolicyVersion | None) -> Evaluation:
     return evaluation_request(
         project=release.lane.project,
         version=version,
-        task_set=plan["task_set"],
-        rubric_version=plan["rubric_version"],
-        task_count=plan["task_count"],
-        run=None,
-        step_number=None,
+        task_set=plan.task_set,
+        rubric_version=plan.rubric_version,
+        task_count=plan.task_count,
     )
 
 
-def gate_plan(release: Release) -> dict[str, Any]:
-    """Task set, rubric version and count of the gate: those of the run's last stage. Raises: Invalid without a run."""
-    from controlplane.services.catalog import rubric_current, task_set_current
+@dataclass(frozen=True, slots=True)
+class GatePlan:
+    """What a candidate and the incumbent are compared on."""
 
-    if release.run is None:
-        raise Invalid("a release needs the run that made its version, for its gate", field="run")
-    stage = release.run.stages.order_by("-position").first()
+    task_set: TaskSet
+    rubric_version: RubricVersion
+    task_count: int
+
+
+def gate_plan(release: Release) -> GatePlan:
+    """Task set, rubric version and count: those of the last stage of the run that made the version.
+
+    Raises: Invalid without a run, or when the project has no such task set or rubric any more.
+    """
+    stage = release.run.stages.order_by("-position").first() if release.run else None
     if stage is None:
-        raise Invalid("the run has no stage", field="run")
-    spec = stage_spec(stage.spec)
-    project = release.lane.project
+        raise Invalid("a release needs the run that made its version, for its gate", field="run")
+    spec = msgspec.convert(stage.spec, type=RlStage | RealtimeStage)
     if isinstance(spec, RealtimeStage):
-        task_set, rubric = spec.evaluation_task_set, spec.evaluation_rubric
+        slug, rubric = spec.evaluation_task_set, spec.evaluation_rubric
     else:
-        task_set, rubric = spec.task_set, spec.rubric
-    return {
-        "task_set": stage.task_set or task_set_current(project=project, slug=task_set),
-        "rubric_version": stage.rubric_version or rubric_current(project=project, slug=rubric),
-        "task_count": spec.eval_tasks,
-    }
-
-
-def stage_spec(data: dict[str, Any]) -> RlStage | RealtimeStage:
-    """A stage's saved spec, read back."""
-    import msgspec
-
-    return msgspec.convert(data, type=RlStage | RealtimeStage)
+        slug, rubric = spec.task_set, spec.rubric
+    project = release.lane.project
+    task_set = stage.task_set or TaskSet.objects.filter(project=project, slug=slug).order_by("-version").first()
+    versions = RubricVersion.objects.filter(rubric__project=project, rubric__slug=rubric).order_by("-number")
+    rubric_version = stage.rubric_version or versions.first()
+    if task_set is None or rubric_version is None:
+        raise Invalid(f"the gate needs task set {slug!r} and rubric {rubric!r} in this project", field="run")
+    return GatePlan(task_set, rubric_version, spec.eval_tasks)
 
 
 @transaction.atomic
