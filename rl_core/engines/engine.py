@@ -119,6 +119,10 @@ class Engine:
         """The version that serves now, if it has a name."""
         return self._scheduler(slot).version
 
+    def tensors(self, slot: str | None = None) -> Mapping[str, Tensor]:
+        """The checkpoint's tensors that serve now, by checkpoint name. Never written to: copy before changing."""
+        return self._scheduler(slot).weights.tensors
+
     def pause(self, mode: PauseMode) -> None:
         """Pause every slot."""
         for scheduler in self._slots.values():

@@ -39,7 +39,7 @@ class Request:
     """One completion to generate, token in and token out."""
 
     prompt: Sequence[int]
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     min_version: VersionRef | None = None
     exact_version: VersionRef | None = None
     routes: bool = False
@@ -66,7 +66,7 @@ class ActiveSequence:
     on_token: OnToken | None
     future: Future[Generated] = field(default_factory=Future)
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    results: list[Sampled] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     cached: int = -1
     aborted: bool = False
@@ -81,7 +81,7 @@ class ActiveSequence:
     @property
     def sampled(self) -> int:
         """How many tokens have been sampled."""
-        return len(self.logprobs)
+        return len(self.results)
 
     def draw(self) -> Draw:
         """How the next token is drawn. Takes one number from the request's own generator."""
@@ -92,7 +92,7 @@ class ActiveSequence:
         """Take a sampled token; the reason when it was the last."""
         place = self.sampled
         self.tokens.append(result.token)
-        self.logprobs.append(result.logprob)
+        self.results.append(result)
         last = self.spans[-1] if self.spans else None
         if last is not None and last.version == version:
             self.spans[-1] = VersionSpan(last.start, place + 1, version)
@@ -114,7 +114,7 @@ class ActiveSequence:
         output = self.tokens[prompt:]
         return Generated(
             token_ids=output,
-            logprobs=self.logprobs,
+            logprobs=[one.logprob for one in self.results],
             text=codec.decode(output),
             finish_reason=reason,
             spans=self.spans,

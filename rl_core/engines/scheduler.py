@@ -16,15 +16,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
+from rl_core.engines.batch import Batch
 from rl_core.engines.gauges import Gauges
-from rl_core.engines.kv import MIXED, KvCache
-from rl_core.engines.model import Decoder
 from rl_core.engines.request import ActiveSequence, OnToken, Request, TextCodec
-from rl_core.engines.sampling import sample
+from rl_core.engines.sampling import Sampled
 from rl_core.engines.stops import StopMatcher
 from rl_core.engines.weights import WeightSet
 from rl_core.errors import EngineBusy, EngineError, RequestRefused, VersionUnavailable
-from rl_core.types import FinishReason, Generated, KvMode, PauseMode, VersionRef
+from rl_core.types import FinishReason, KvMode, PauseMode, VersionRef
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -49,16 +48,8 @@ class Scheduler:
         self.limits = limits
         self.gauges = Gauges()
         self.version: VersionRef | None = None
-        self._weights = weights
         self._codec = codec
-        self._generation = 0
-        self._cache = KvCache(
-            weights.config, weights.dtype, limits.max_seqs, min(limits.max_len, weights.config.max_positions),
-            limits.retained,
-        )  # fmt: skip
-        self._decoder = Decoder(self._cache)
-        self._running: list[ActiveSequence] = []
-        self._prefilling: ActiveSequence | None = None
+        self._batch = Batch(weights, max_seqs=limits.max_seqs, max_len=limits.max_len, retained=limits.retained)
         self._wake = threading.Condition()
         self._waiting: deque[ActiveSequence] = deque()
         self._commands: list[Callable[[], None]] = []
@@ -71,12 +62,12 @@ class Scheduler:
     @property
     def max_len(self) -> int:
         """The longest sequence, prompt and completion together."""
-        return self._cache.max_len
+        return self._batch.max_len
 
     @property
     def weights(self) -> WeightSet:
         """The weights that serve now."""
-        return self._weights
+        return self._batch.weights
 
     def submit(self, request: Request, on_token: OnToken | None = None) -> ActiveSequence:
         """Queue a request; its `future` gets the result. `on_token` is called on the decode thread.
@@ -125,11 +116,10 @@ class Scheduler:
 
     def snapshot(self) -> dict[str, float]:
         """Numbers for metrics."""
-        running = len(self._running) + (self._prefilling is not None)
         return {
-            "running": running,
+            "running": len(self._batch.members),
             "waiting": len(self._waiting),
-            "kv_rows_used": running + self._cache.kept,
+            "kv_rows_used": self._batch.rows_used,
             "kv_rows": self.limits.max_seqs + self.limits.retained,
             "paused": int(self._paused is not None),
             **self.gauges.snapshot(),
@@ -143,7 +133,7 @@ class Scheduler:
         self._thread.join()
 
     def _check(self, request: Request) -> None:
-        vocab = self._weights.config.vocab_size
+        vocab = self._batch.weights.config.vocab_size
         if not request.prompt:
             raise RequestRefused("the prompt is empty; send at least one token")
         if len(request.prompt) >= self.max_len:
@@ -201,7 +191,7 @@ class Scheduler:
     def _runnable(self) -> bool:
         if any(s.aborted for s in self._in_flight()):
             return True
-        return self._stepping() and bool(self._running or self._prefilling or self._admissible())
+        return self._stepping() and bool(self._batch.members or self._admissible())
 
     def _admissible(self) -> bool:
         if not self._waiting:
@@ -210,87 +200,47 @@ class Scheduler:
         return self._paused is None or self._waiting[0].sampled > 0
 
     def _in_flight(self) -> list[ActiveSequence]:
-        prefilling = [self._prefilling] if self._prefilling else []
-        return [*self._running, *prefilling, *self._waiting]
+        return [*self._batch.members, *self._waiting]
 
     def _drained(self) -> bool:
-        return self._closing or not (self._running or self._prefilling or self._admissible())
+        return self._closing or not (self._batch.members or self._admissible())
 
     def _step(self) -> None:
         self._admit()
-        if self._prefilling is not None:
-            self._prefill(self._prefilling)
-        if self._running:
+        self._batch.prefill(self.limits.prefill_chunk * (1 if self._batch.running else 4))
+        if self._batch.running:
             self._decode()
         if self._paused is not None:
             with self._wake:
                 self._wake.notify_all()
 
     def _admit(self) -> None:
-        """Give rows to waiting sequences, starting from the longest prefix that any row holds."""
-        while self._prefilling is None and len(self._running) < self.limits.max_seqs:
+        while self._batch.has_room:
             with self._wake:
                 if not self._admissible():
                     return
                 sequence = self._waiting.popleft()
-            row, known = len(self._running), sequence.tokens[:-1]
-            source, length = self._cache.longest_prefix(known, active=row, generation=self._generation)
-            self._cache.clear(row, generation=self._generation)
-            if length:
-                self._cache.copy(source, row, length=length)
+            cached = self._batch.admit(sequence)
             if sequence.cached < 0:
-                sequence.cached = length
+                sequence.cached = cached
                 self.gauges.prompt_tokens_total += len(sequence.tokens)
-                self.gauges.cached_tokens_total += length
-            if length == len(known):
-                self._running.append(sequence)
-            else:
-                self._prefilling = sequence
-
-    def _prefill(self, sequence: ActiveSequence) -> None:
-        row, known = len(self._running), len(sequence.tokens) - 1
-        start = self._cache.rows[row].length
-        count = self.limits.prefill_chunk * (1 if self._running else 4)
-        chunk = sequence.tokens[start : min(start + count, known)]
-        self._decoder.prefill(self._weights, row=row, tokens=chunk)
-        if start + len(chunk) == known:
-            self._running.append(sequence)
-            self._prefilling = None
+                self.gauges.cached_tokens_total += cached
 
     def _decode(self) -> None:
-        started = time.perf_counter()
-        logits = self._decoder.decode(self._weights, tokens=[s.tokens[-1] for s in self._running])
-        results = sample(logits, [s.draw() for s in self._running])
-        self.gauges.step_times_s.append(time.perf_counter() - started)
+        results, seconds = self._batch.decode()
+        self.gauges.step_times_s.append(seconds)
         self.gauges.decode_steps_total += 1
         self.gauges.generated_tokens_total += len(results)
         version = str(self.version) if self.version else ""
         ended: list[tuple[int, FinishReason]] = []
-        for row, (sequence, result) in enumerate(zip(self._running, results, strict=True)):
+        for row, (sequence, result) in enumerate(zip(self._batch.running, results, strict=True)):
             reason = sequence.push(result, version, self._codec.eos_ids)
             if reason is not None:
                 ended.append((row, reason))
             if sequence.on_token is not None:
                 _notify(sequence, sequence.on_token, result)
         for row, reason in reversed(ended):
-            self._release(row, reason)
-
-    def _release(self, row: int, reason: FinishReason) -> None:
-        """Hand a running sequence's result over, retain its row and close the gap it leaves."""
-        sequence = self._running[row]
-        sequence.keep_routes(self._cache.routes[row, : self._cache.rows[row].length])
-        self._cache.retain(row, generation=self._generation)
-        self._vacate(row)
-        self._finish(sequence, reason)
-
-    def _vacate(self, row: int) -> None:
-        last = len(self._running) - 1
-        if row != last:
-            self._cache.copy(last, row)
-            self._running[row] = self._running[last]
-        self._running.pop()
-        if self._prefilling is not None:
-            self._cache.copy(last + 1, last)
+            self._finish(self._batch.release(row), reason)
 
     def _finish(self, sequence: ActiveSequence, reason: FinishReason) -> None:
         if reason is FinishReason.ABORT:
@@ -300,11 +250,12 @@ class Scheduler:
 
     def _sweep(self) -> None:
         """End what was aborted."""
-        for row in reversed(range(len(self._running))):
-            if self._running[row].aborted:
-                self._release(row, FinishReason.ABORT)
-        if self._prefilling is not None and self._prefilling.aborted:
-            sequence, self._prefilling = self._prefilling, None
+        for row in reversed(range(len(self._batch.running))):
+            if self._batch.running[row].aborted:
+                self._finish(self._batch.release(row), FinishReason.ABORT)
+        sequence = self._batch.prefilling
+        if sequence is not None and sequence.aborted:
+            self._batch.prefilling = None
             self._finish(sequence, FinishReason.ABORT)
         with self._wake:
             gone = [s for s in self._waiting if s.aborted]
@@ -328,31 +279,13 @@ class Scheduler:
         started = time.perf_counter()
         self.version = version
         if weights is not None:
-            self._weights = weights
-            self._generation += 1
-            self._cache.drop_retained()
-            self._requeue(everything=kv is KvMode.RECOMPUTE)
-            for row in range(len(self._running)):
-                self._cache.rows[row].generation = MIXED
+            back = self._batch.swap(weights, recompute=kv is KvMode.RECOMPUTE)
+            with self._wake:
+                self._waiting.extendleft(reversed(back))
             self.gauges.swaps_total += 1
             self.gauges.last_pause_s = time.perf_counter() - started
         self._refuse_outdated()
         return time.perf_counter() - started
-
-    def _requeue(self, *, everything: bool) -> None:
-        """Send sequences back to be prefilled by the new weights: all, or those that have sampled nothing yet."""
-        back = [self._prefilling] if self._prefilling is not None else []
-        self._prefilling = None
-        for row in reversed(range(len(self._running))):
-            sequence = self._running[row]
-            if everything or sequence.sampled == 0:
-                sequence.keep_routes(self._cache.routes[row, : self._cache.rows[row].length])
-                if sequence.sampled == 0:
-                    sequence.kept_routes = None
-                back.append(sequence)
-                self._vacate(row)
-        with self._wake:
-            self._waiting.extendleft(sorted(back, key=lambda s: s.serial, reverse=True))
 
     def _refuse_outdated(self) -> None:
         """Fail what may not be answered by the version that serves from now on."""
@@ -367,8 +300,7 @@ class Scheduler:
         with self._wake:
             sequences = self._in_flight()
             self._waiting.clear()
-        self._running, self._prefilling = [], None
-        self._cache.drop_retained()
+        self._batch.clear()
         for sequence in sequences:
             _fail(sequence, error)
 
@@ -386,8 +318,8 @@ def _fail(sequence: ActiveSequence, error: EngineError) -> None:
         sequence.future.set_exception(error)
 
 
-def _notify(sequence: ActiveSequence, on_token: OnToken, result: object) -> None:
+def _notify(sequence: ActiveSequence, on_token: OnToken, result: Sampled) -> None:
     try:
-        on_token(result)  # type: ignore[arg-type]
+        on_token(result)
     except RuntimeError:  # the listener's event loop is gone, and the client with it
         sequence.aborted = True

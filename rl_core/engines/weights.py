@@ -115,7 +115,7 @@ class _Packer:
             embedding=self.tensors["model.embed_tokens.weight"],
             layers=tuple(self._layer(index) for index in range(self.config.layers)),
             norm=self._vector("model.norm.weight"),
-            head=self._linear((head,), old and old.head),
+            head=self._linear((head,), old.head if old else None),
         )
 
     def _layer(self, index: int) -> LayerWeights:
@@ -126,18 +126,18 @@ class _Packer:
         ffn = self._experts if self.config.routed else self._dense
         return LayerWeights(
             attention_norm=self._vector(f"{prefix}.input_layernorm.weight"),
-            qkv=self._linear(names, old and old.qkv),
-            out=self._linear((f"{attention}.o_proj",), old and old.out),
+            qkv=self._linear(names, old.qkv if old else None),
+            out=self._linear((f"{attention}.o_proj",), old.out if old else None),
             ffn_norm=self._vector(f"{prefix}.post_attention_layernorm.weight"),
-            ffn=ffn(prefix, old and old.ffn),
+            ffn=ffn(prefix, old.ffn if old else None),
         )
 
     def _dense(self, prefix: str, old: DenseFfn | MoeFfn | None) -> DenseFfn:
         known = old if isinstance(old, DenseFfn) else None
         return DenseFfn(
-            gate=self._linear((f"{prefix}.mlp.gate_proj",), known and known.gate),
-            up=self._linear((f"{prefix}.mlp.up_proj",), known and known.up),
-            down=self._linear((f"{prefix}.mlp.down_proj",), known and known.down),
+            gate=self._linear((f"{prefix}.mlp.gate_proj",), known.gate if known else None),
+            up=self._linear((f"{prefix}.mlp.up_proj",), known.up if known else None),
+            down=self._linear((f"{prefix}.mlp.down_proj",), known.down if known else None),
         )
 
     def _experts(self, prefix: str, old: DenseFfn | MoeFfn | None) -> MoeFfn:
@@ -155,9 +155,9 @@ class _Packer:
         return MoeFfn(
             router=self._vector(f"{base}.gate.weight"),
             fused=fused,
-            gate=part("w1", known and known.gate, 0),
-            up=part("w3", known and known.up, 0),
-            down=part("w2", known and known.down, 1),
+            gate=part("w1", known.gate if known else None, 0),
+            up=part("w3", known.up if known else None, 0),
+            down=part("w2", known.down if known else None, 1),
         )
 
     def _vector(self, name: str) -> Tensor:
