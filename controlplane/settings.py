@@ -74,6 +74,8 @@ _embedded = _embedded_services()
 DATABASE_URL = env.text("DATABASE_URL", _embedded.database_url) or "postgresql://slipway@127.0.0.1:5432/slipway"
 REDIS_URL = env.text("REDIS_URL", _embedded.redis_url) or "redis://127.0.0.1:6379"
 BROKER_URL = env.text("BROKER_URL", REDIS_URL)
+# Whether `manage.py services` provides something that the environment does not name.
+EMBEDDED = not (env.text("DATABASE_URL") and env.text("REDIS_URL"))
 SECRET_KEY = _secret_key()
 
 DEBUG = env.flag("DEBUG")

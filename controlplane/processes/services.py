@@ -8,15 +8,17 @@ lost or damaged `services.json` (passwords are set anew), a port that another pr
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
 import psutil
 
+from controlplane.errors import ControlPlaneError
 from controlplane.processes.ports import free_port, port_is_free
 from controlplane.processes.postgres import Postgres
 from controlplane.processes.records import exclusive, write_atomically
@@ -92,6 +94,21 @@ def services_status(state: Path) -> list[ServiceStatus]:
     processes = [service.running() for service in _services(state)]
     names = [service.name for service in _services(state)]
     return [ServiceStatus(n, p.pid if p else None, port) for n, p, port in zip(names, processes, ports, strict=True)]
+
+
+def services_keep(state: Path, *, say: Callable[[str], None], every_s: float = 1.0) -> NoReturn:
+    """Start again what dies, for as long as this process lives. What was stopped by `services stop` stays stopped."""
+    pause_s = every_s
+    while True:
+        time.sleep(pause_s)
+        if services_stopped_on_purpose(state) or all(status.pid for status in services_status(state)):
+            continue
+        try:
+            services_start(state, say=say)
+            pause_s = every_s
+        except ControlPlaneError as error:
+            pause_s = min(30.0, pause_s * 2)
+            say(f"{error} (next try in {pause_s:.0f} s)")
 
 
 def services_stopped_on_purpose(state: Path) -> bool:
