@@ -204,7 +204,7 @@ def slot_target(
         ReplicaSlot.objects.filter(pk=row.pk).update(
             desired_version=version, desired_source=source or "", desired_at=Now()
         )
-        stale = list(under_way.exclude(pk=going.pk if going else None))
+        stale = [transfer for transfer in under_way if going is None or transfer.pk != going.pk]
         _supersede(stale)
         if version is None or going is not None:
             return going

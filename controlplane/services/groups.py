@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
@@ -77,21 +77,23 @@ def group_move(
     return group
 
 
-def groups_discard(*, groups: Iterable[RolloutGroup], to: GroupState, reason: str) -> int:
-    """Drop or void groups that will not be used, and cancel what is still to be done for them; returns how many.
+def groups_discard(*, reasons: Mapping[uuid.UUID, str], to: GroupState) -> int:
+    """Drop or void groups (id → why) that will not be used, and cancel what is still to be done for them.
 
-    A group that moved meanwhile is left alone: the next look decides again.
+    A group that moved meanwhile is left alone: the next look decides again. All rows are locked before the first event
+    is appended, as everywhere: whoever holds a log waits for nobody. Returns how many were discarded.
     """
+    if not reasons:
+        return 0
     with transaction.atomic():
-        ids = [group.pk for group in groups]
         for kind in (WorkKind.ROLLOUT, WorkKind.SCORE):
-            work_cancel(kind=kind, refs=ids)
-        rows = RolloutGroup.objects.select_for_update().filter(pk__in=ids, state__in=sources_of(to)).order_by("pk")
-        discarded = list(rows)
+            work_cancel(kind=kind, refs=reasons)
+        rows = RolloutGroup.objects.select_for_update(of=("self",)).select_related("run", "evaluation")
+        discarded = list(rows.filter(pk__in=reasons, state__in=sources_of(to)).order_by("pk"))
         for group in discarded:
-            transition(group, to=to, reason=reason[:500], finished_at=Now())
+            transition(group, to=to, reason=reasons[group.pk][:500], finished_at=Now())
         for group in discarded:
-            _append(group, CONDUCTOR, reason)
+            _append(group, CONDUCTOR, reasons[group.pk])
     return len(discarded)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from controlplane.errors import Conflict
@@ -216,7 +217,7 @@ def _numbers(texts: set[str]) -> list[int]:
     return [int(tail) for tail in tails if tail.isdigit()]
 
 
-def _open_rollout(claim: Claim, rollout_id: uuid.UUID):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _open_rollout(claim: Claim, rollout_id: uuid.UUID) -> QuerySet[Rollout]:
     return Rollout.objects.filter(pk=rollout_id, group_id=claim.ref, state=RolloutState.RUNNING)
 
 

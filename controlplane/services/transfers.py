@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from controlplane.errors import Conflict
 from controlplane.models import Replica, ReplicaSlot, Transfer
 from controlplane.services.events import SYSTEM, conductor_nudge, event_append, project_topic
-from controlplane.services.transitions import transition
+from controlplane.services.transitions import sources_of, transition
 from controlplane.services.work import Claim, work_fenced, work_finish
 from controlplane.states import EventType, ReplicaState, TransferState
 
@@ -30,6 +30,8 @@ def transfer_begin(claim: Claim) -> Transfer | None:
     """The transfer to work on, now running; None when it has ended (the unit is then finished)."""
     with work_fenced(claim):
         transfer = Transfer.objects.select_related("replica__cluster", "version__parent").get(pk=claim.ref)
+        if transfer.state == TransferState.FAILED and _still_wanted(transfer):
+            transition(transfer, to=TransferState.PENDING, error="", finished_at=None)
         if transfer.state == TransferState.PENDING:
             transition(transfer, to=TransferState.RUNNING)
             # Only a hint for pages until the next look at the replica, so no race over it is worth a refusal.
@@ -104,3 +106,12 @@ def transfer_event(transfer: Transfer, **more: Any) -> None:
 def _moving(transfer: Transfer) -> bool:
     others = Transfer.objects.filter(replica=transfer.replica, state=TransferState.RUNNING).exclude(pk=transfer.pk)
     return others.exists()
+
+
+def _still_wanted(transfer: Transfer) -> bool:
+    """Whether a failed transfer whose unit was replayed is what its slot still waits for."""
+    slot = ReplicaSlot.objects.filter(replica=transfer.replica, slot=transfer.slot, desired_version=transfer.version_id)
+    others = Transfer.objects.filter(
+        replica=transfer.replica, slot=transfer.slot, state__in=sources_of(TransferState.SUPERSEDED)
+    )
+    return slot.exists() and not others.exists()

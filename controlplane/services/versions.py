@@ -6,7 +6,9 @@ No version ever names two weights: a number is begun once in its epoch, and only
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Now
@@ -33,7 +35,11 @@ class PublishedWeights:
 
 
 def lineage_create(*, project: Project, model: ModelCard, parent: PolicyVersion | None) -> Lineage:
-    """A new chain whose version 0 is committed at once: the model's weights, or those of `parent` for a fork."""
+    """A new chain whose version 0 is committed at once: the model's weights, or those of `parent` for a fork.
+
+    Its bytes stand in the store already, under the model's or the parent's name. The manifest that gives them this
+    name is written by the first worker that needs it.
+    """
     with transaction.atomic():
         lineage = Lineage.objects.create(project=project, model=model, parent=parent)
         first = PolicyVersion.objects.create(
@@ -43,7 +49,7 @@ def lineage_create(*, project: Project, model: ModelCard, parent: PolicyVersion 
             state=VersionState.COMMITTED,
             parent=parent,
             root=parent.root if parent else model.root,
-            manifest_key=parent.manifest_key if parent else model.manifest_key,
+            manifest_key=f"lineages/{lineage.pk}/0-0/0/manifest.json",
             snapshot_key=parent.snapshot_key if parent else model.manifest_key,
             full_bytes=(parent.full_bytes if parent else None) or model.full_bytes,
             elements=parent.elements if parent else None,
@@ -88,7 +94,7 @@ def version_commit(
             to=VersionState.COMMITTED,
             root=weights.root,
             manifest_key=weights.manifest_key,
-            snapshot_key=weights.snapshot_key,
+            snapshot_key=weights.snapshot_key or _inherited_snapshot(version),
             delta_bytes=weights.delta_bytes,
             full_bytes=weights.full_bytes,
             changed_elements=weights.changed_elements,
@@ -135,6 +141,16 @@ def version_export(*, version: PolicyVersion) -> None:
     with transaction.atomic():
         run = Run.objects.filter(lineage_id=version.lineage_id).first()
         work_enqueue(kind=WorkKind.EXPORT, ref=version.pk, project_id=version.lineage.project_id, run=run)
+
+
+def export_folder(version: PolicyVersion) -> Path:
+    """Where a version's Hugging Face folder is written to."""
+    return settings.STATE_DIR / "exports" / str(version.lineage_id) / f"{version.epoch}-{version.number}"
+
+
+def _inherited_snapshot(version: PolicyVersion) -> str:
+    """The nearest ancestor's snapshot: from it and the deltas since, a replica can reach the version from nothing."""
+    return version.parent.snapshot_key if version.parent else ""
 
 
 def _version_event(version: PolicyVersion, *, run: Run | None, actor: Actor, reason: str = "") -> None:

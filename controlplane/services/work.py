@@ -17,7 +17,8 @@ from datetime import timedelta
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F, Q, Value
+from django.db.models import F, Q, QuerySet, Value
+from django.db.models.expressions import CombinedExpression
 from django.db.models.functions import Now
 
 from controlplane.errors import Conflict, ControlPlaneError, StaleFence
@@ -240,11 +241,11 @@ def work_replay(*, unit: WorkUnit, actor: Actor, reason: str) -> WorkUnit:
     return unit
 
 
-def _held(claim: Claim):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _held(claim: Claim) -> QuerySet[WorkUnit]:
     return WorkUnit.objects.filter(pk=claim.unit_id, state=WorkState.LEASED, fence=claim.fence)
 
 
-def _lease_end():  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _lease_end() -> CombinedExpression:
     return Now() + Value(timedelta(seconds=settings.LEASE_S))
 
 

@@ -1,0 +1,37 @@
+"""What a decision about a run's stage has before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controlplane.models import Cluster, PolicyVersion, Run, Stage
+from rl_core.specs import RunSpec, parse_run_spec
+from rl_core.types import ClusterRole
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """A running stage of a run, and the head of its lineage."""
+
+    run: Run
+    stage: Stage
+    spec: RunSpec
+    head: PolicyVersion
+
+    @property
+    def clusters(self) -> list[Cluster]:
+        """The clusters whose engines roll out for the run."""
+        return rollout_clusters(self.run, self.spec)
+
+
+def spec_of(run: Run) -> RunSpec:
+    """The run's resolved spec."""
+    return parse_run_spec(run.spec)
+
+
+def rollout_clusters(run: Run, spec: RunSpec) -> list[Cluster]:
+    """The rollout clusters that the spec names, or all of the project when it names none."""
+    clusters = Cluster.objects.filter(project_id=run.project_id, role=ClusterRole.ROLLOUT.value)
+    if spec.rollout_clusters:
+        clusters = clusters.filter(slug__in=spec.rollout_clusters)
+    return list(clusters.order_by("slug"))

@@ -1,0 +1,61 @@
+"""What the conductor does, each at its own interval. To add a duty, add a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from django.conf import settings
+
+from controlplane.conductor.advance import run_advance, runs_active
+from controlplane.conductor.fleet import fleet_poll, slots_reconcile
+from controlplane.services.evaluations import evaluation_advance, evaluations_open
+from controlplane.services.work import work_sweep
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """Something to look at again and again. `on_nudge`: at once when the database says that something changed."""
+
+    name: str
+    every_s: float
+    action: Callable[[], object]
+    on_nudge: bool = False
+
+
+def advance_runs() -> None:
+    """Every active run, each in its own transactions."""
+    for run_id in runs_active():
+        run_advance(run_id)
+
+
+def advance_evaluations() -> None:
+    """Every open evaluation, those that belong to no run included."""
+    for evaluation_id in evaluations_open():
+        evaluation_advance(evaluation_id)
+
+
+def sweep_leases() -> None:
+    """Work whose lease ran out goes back."""
+    swept = work_sweep()
+    if swept:
+        log.warning("leases_lapsed", units=swept)
+
+
+def duties() -> tuple[Duty, ...]:
+    """The conductor's duties, in the order in which they are done. Slow looks at the network are apart."""
+    tick_s = settings.CONDUCTOR_TICK_S
+    return (
+        Duty("sweep", 2.0, sweep_leases),
+        Duty("evaluations", tick_s, advance_evaluations, on_nudge=True),
+        Duty("runs", tick_s, advance_runs, on_nudge=True),
+        Duty("slots", 1.0, slots_reconcile),
+    )
+
+
+def slow_duties() -> tuple[Duty, ...]:
+    """Duties that wait for others' answers; they have a thread of their own."""
+    return (Duty("fleet", 3.0, fleet_poll),)

@@ -1,0 +1,165 @@
+"""Looking at replicas over their control listeners, and repairing what differs from its wish."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import structlog
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F, Q, Value
+from django.db.models.functions import Now
+
+from controlplane.models import Replica, ReplicaSlot, Run, Transfer, WorkUnit
+from controlplane.services.events import CONDUCTOR
+from controlplane.services.fleet import ReplicaReport, SlotReport, replica_report, slot_target
+from controlplane.services.metrics import CLUSTER_VERSION, ENGINE_IDLE_OF, Metric, metrics_record
+from controlplane.services.transfers import transfer_fail
+from controlplane.states import (
+    DesiredSource,
+    ReplicaState,
+    RunState,
+    TransferState,
+    WeightSlot,
+    WorkKind,
+    WorkState,
+)
+from rl_core.engines.client import ControlClient
+from rl_core.engines.protocol import SlotState
+from rl_core.errors import EngineError
+from rl_core.types import ClusterRole
+
+log = structlog.get_logger(__name__)
+
+RETRY_AFTER_S = 10.0
+_IN_FLIGHT = [TransferState.PENDING, TransferState.RUNNING]
+_CONCURRENT_LOOKS = 8
+
+
+def fleet_poll() -> None:
+    """Look at every replica and write down what it said; then the series that come of it."""
+    replicas = [replica for replica in Replica.objects.select_related("cluster") if replica.control_url]
+    before = {replica.pk: replica.metrics for replica in replicas}
+    with ThreadPoolExecutor(_CONCURRENT_LOOKS) as pool:
+        reports = list(pool.map(look_at, replicas))
+    for replica, report in zip(replicas, reports, strict=True):
+        if report.reachable:
+            report.metrics.update(rates(before[replica.pk], report.metrics))
+        if report.reachable or replica.state != ReplicaState.OFFLINE:
+            replica_report(replica=replica, report=report)
+    _record_series()
+
+
+def look_at(replica: Replica) -> ReplicaReport:
+    """One look at a replica. Never raises for a replica that is not well."""
+    try:
+        with control_client(replica) as client:
+            status, metrics = client.status(), client.metrics()
+    except (EngineError, OSError) as error:
+        return ReplicaReport(reachable=False, error=str(error))
+    slots = {name: SlotReport(slot.version or "", slot.root) for name, slot in status.slots.items()}
+    return ReplicaReport(
+        reachable=True,
+        slots=slots,
+        metrics={**metrics, "polled_at": time.time()},
+        poisoned=any(slot.state is SlotState.POISONED for slot in status.slots.values()),
+        error="; ".join(slot.error for slot in status.slots.values() if slot.error),
+    )
+
+
+def control_client(replica: Replica) -> ControlClient:
+    """A client of the replica's control listener. Raises: OSError when its token file is not there."""
+    token = (settings.REPLICA_TOKEN_DIR / f"{replica.pk}.control").read_text().strip()
+    return ControlClient(replica.control_url, token)
+
+
+def rates(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float]:
+    """What an engine did between two looks: the share of time it was idle, tokens generated a second.
+
+    Empty when it cannot be told: no look before, or the engine was started again in between.
+    """
+    try:
+        elapsed = now["polled_at"] - before["polled_at"]
+        busy = now["busy_s_total"] - before["busy_s_total"]
+        tokens = now["generated_tokens_total"] - before["generated_tokens_total"]
+    except KeyError:
+        return {}
+    if elapsed <= 0 or busy < 0 or tokens < 0:
+        return {}
+    return {"idle_share": min(1.0, max(0.0, 1.0 - busy / elapsed)), "tokens_per_s": tokens / elapsed}
+
+
+def slots_reconcile() -> int:
+    """Target again every slot that holds another version than its wish with no transfer on the way; how many."""
+    bury_dead_transfers()
+    recent = Transfer.objects.filter(
+        state=TransferState.FAILED, finished_at__gt=Now() - Value(timedelta(seconds=RETRY_AFTER_S))
+    )
+    astray = (
+        ReplicaSlot.objects.filter(desired_version__isnull=False, replica__state__in=_REACHABLE)
+        .exclude(current_version=F("desired_version"))
+        .select_related("replica__cluster", "desired_version")
+        .order_by("pk")
+    )
+    again = 0
+    for slot in astray:
+        here = Q(replica_id=slot.replica_id, slot=slot.slot)
+        if Transfer.objects.filter(here, state__in=_IN_FLIGHT).exists() or recent.filter(here).exists():
+            continue
+        holds = "another version" if slot.current_version_id else "no version of ours"
+        slot_target(
+            replica=slot.replica,
+            slot=WeightSlot(slot.slot),
+            version=slot.desired_version,
+            source=DesiredSource(slot.desired_source),
+            actor=CONDUCTOR,
+            reason=f"the replica reports {holds}",
+        )
+        again += 1
+    return again
+
+
+_REACHABLE = [ReplicaState.READY, ReplicaState.RECONCILING, ReplicaState.POISONED]
+
+
+def bury_dead_transfers() -> None:
+    """Transfers whose unit is dead have failed. A replayed unit's transfer is pending again."""
+    dead = WorkUnit.objects.filter(kind=WorkKind.TRANSFER, state=WorkState.DEAD)
+    rows = Transfer.objects.filter(state__in=_IN_FLIGHT, pk__in=dead.values("ref"))
+    for transfer in rows.select_related("replica__cluster", "version"):
+        unit = dead.filter(ref=transfer.pk).first()
+        with transaction.atomic():
+            transfer_fail(transfer=transfer, reason=unit.error if unit else "its work died")
+
+
+def _record_series() -> None:
+    """Idle share, tokens a second and version of each rollout cluster, for the runs whose versions they hold."""
+    for run in Run.objects.filter(state__in=[RunState.RUNNING, RunState.PAUSED]).select_related("lineage"):
+        slots = ReplicaSlot.objects.filter(
+            desired_version__lineage_id=run.lineage_id, replica__cluster__role=ClusterRole.ROLLOUT.value
+        ).select_related("replica__cluster", "current_version")
+        metrics_record(run=run, values=_series(list(slots), run), actor=CONDUCTOR)
+
+
+def _series(slots: list[ReplicaSlot], run: Run) -> dict[str, float]:
+    idle: dict[str, list[float]] = defaultdict(list)
+    values: dict[str, float] = {}
+    for slot in slots:
+        cluster, metrics = slot.replica.cluster.slug, slot.replica.metrics
+        if "idle_share" in metrics and slot.replica.state != ReplicaState.OFFLINE:
+            idle[cluster].append(metrics["idle_share"])
+            values[Metric.TOKENS_PER_S] = values.get(Metric.TOKENS_PER_S, 0.0) + metrics["tokens_per_s"]
+        version = slot.current_version
+        if version is not None and version.lineage_id == run.lineage_id:
+            name = f"{CLUSTER_VERSION}{cluster}"
+            values[name] = min(values.get(name, version.number), version.number)
+    for cluster, shares in idle.items():
+        values[f"{ENGINE_IDLE_OF}{cluster}"] = sum(shares) / len(shares)
+    every = [share for shares in idle.values() for share in shares]
+    if every:
+        values[Metric.ENGINE_IDLE] = sum(every) / len(every)
+    return values
