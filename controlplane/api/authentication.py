@@ -6,7 +6,6 @@ from typing import Any
 
 from django.contrib.auth.models import AnonymousUser
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
-from drf_spectacular.plumbing import build_bearer_security_scheme_object
 from rest_framework.authentication import BaseAuthentication, get_authorization_header
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
@@ -54,4 +53,4 @@ class ApiKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-c
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
         """A bearer scheme."""
-        return dict(build_bearer_security_scheme_object(header_name="Authorization", token_prefix="Bearer"))
+        return {"type": "http", "scheme": "bearer", "bearerFormat": "slw_<prefix>_<secret>"}

@@ -131,14 +131,13 @@ class Post:
             body = self.rendered(value, serializer=self.answer_serializer)
             return Response(body, status=self.success_status), self.kept_under(value)
 
-        response = answer_once(
+        return answer_once(
             request=request,
             identity=self.principal.identity,
             project=getattr(self, "project", None),
             perform=perform,
             secret_fields=self.secret_fields,
         )
-        return response
 
     def perform(self, data: dict[str, Any]) -> Any:
         """Call the service; return what to answer with."""

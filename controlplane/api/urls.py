@@ -2,10 +2,93 @@
 
 from __future__ import annotations
 
-from django.urls import re_path
+from django.urls import URLPattern, path, re_path, register_converter
+from drf_spectacular.views import SpectacularAPIView
 
 from controlplane.api.fallbacks import not_found
+from controlplane.api.views import catalog, fleet, rollouts, runs, tenancy, work
+
+
+class NumberConverter:
+    """A number that a 32-bit column can hold; anything longer is a path that does not exist."""
+
+    regex = "[0-9]{1,9}"
+
+    def to_python(self, value: str) -> int:
+        """The number."""
+        return int(value)
+
+    def to_url(self, value: int) -> str:
+        """Its digits."""
+        return str(value)
+
+
+register_converter(NumberConverter, "number")
+
+
+def _of_project(route: str, view: type) -> URLPattern:
+    return path(f"projects/<slug:project>/{route}", view.as_view())  # type: ignore[attr-defined]
+
 
 urlpatterns = [
+    path("me", tenancy.Me.as_view()),
+    path("events", work.EventsAfter.as_view()),
+    path("projects", tenancy.ProjectList.as_view()),
+    path("projects/<slug:project>", tenancy.ProjectDetail.as_view()),
+    _of_project("users", tenancy.UserList),
+    _of_project("memberships", tenancy.MembershipList),
+    _of_project("memberships/<uuid:id>", tenancy.MembershipDetail),
+    _of_project("keys", tenancy.KeyList),
+    _of_project("keys/<uuid:id>", tenancy.KeyDetail),
+    _of_project("keys/<uuid:id>/revoke", tenancy.KeyRevoke),
+    _of_project("models", catalog.ModelList),
+    _of_project("models/<slug:slug>", catalog.ModelDetail),
+    _of_project("environments", catalog.EnvironmentList),
+    _of_project("environments/<slug:slug>", catalog.EnvironmentDetail),
+    _of_project("task-sets", catalog.TaskSetList),
+    _of_project("task-sets/<uuid:id>", catalog.TaskSetDetail),
+    _of_project("task-sets/<uuid:id>/tasks", catalog.TaskList),
+    _of_project("tasks/<uuid:id>", catalog.TaskDetail),
+    _of_project("rubrics", catalog.RubricList),
+    _of_project("rubrics/<slug:slug>", catalog.RubricDetail),
+    _of_project("rubrics/<slug:slug>/versions", catalog.RubricVersionList),
+    _of_project("rubrics/<slug:slug>/versions/<number:number>", catalog.RubricVersionDetail),
+    _of_project("clusters", fleet.ClusterList),
+    _of_project("clusters/<slug:slug>", fleet.ClusterDetail),
+    _of_project("replicas", fleet.ReplicaList),
+    _of_project("replicas/<uuid:id>", fleet.ReplicaDetail),
+    _of_project("replicas/<uuid:id>/pin", fleet.ReplicaPin),
+    _of_project("replicas/<uuid:id>/unpin", fleet.ReplicaUnpin),
+    _of_project("versions", fleet.VersionList),
+    _of_project("versions/<uuid:id>", fleet.VersionDetail),
+    _of_project("transfers", fleet.TransferList),
+    _of_project("transfers/<uuid:id>", fleet.TransferDetail),
+    _of_project("runs", runs.RunList),
+    _of_project("runs/spec-schema", runs.SpecSchema),
+    _of_project("runs/<uuid:id>", runs.RunDetail),
+    _of_project("runs/<uuid:id>/pause", runs.RunPause),
+    _of_project("runs/<uuid:id>/resume", runs.RunResume),
+    _of_project("runs/<uuid:id>/stop", runs.RunStop),
+    _of_project("runs/<uuid:id>/fork", runs.RunFork),
+    _of_project("runs/<uuid:id>/stages", runs.StageList),
+    _of_project("runs/<uuid:id>/steps", runs.StepList),
+    _of_project("runs/<uuid:id>/steps/<number:number>", runs.StepDetail),
+    _of_project("runs/<uuid:id>/metrics", runs.Metrics),
+    _of_project("evaluations", runs.EvaluationList),
+    _of_project("evaluations/<uuid:id>", runs.EvaluationDetail),
+    _of_project("groups", rollouts.GroupList),
+    _of_project("groups/<uuid:id>", rollouts.GroupDetail),
+    _of_project("rollouts", rollouts.RolloutList),
+    _of_project("rollouts/<uuid:id>", rollouts.RolloutDetail),
+    _of_project("rollouts/<uuid:id>/trajectory", rollouts.TrajectoryDetail),
+    _of_project("events", work.EventList),
+    _of_project("work", work.WorkList),
+    _of_project("work/<uuid:id>", work.WorkDetail),
+    _of_project("work/<uuid:id>/replay", work.WorkReplay),
+    _of_project("work/<uuid:id>/attempts", work.AttemptList),
+    _of_project("attempts", work.AttemptList),
+    _of_project("attempts/<uuid:id>", work.AttemptDetail),
+    _of_project("dead-letters", work.DeadLetterList),
+    path("schema", SpectacularAPIView.as_view()),
     re_path(r"^.*$", not_found),  # last: an unknown path is a problem+json too
 ]

@@ -1,0 +1,31 @@
+"""Reads for the API: clusters, replicas, versions, transfers."""
+
+from __future__ import annotations
+
+from django.db.models import Count, QuerySet
+
+from controlplane.models import Cluster, PolicyVersion, Project, Replica, Transfer
+
+
+def clusters_of(project: Project) -> QuerySet[Cluster]:
+    """Clusters with how many replicas they have."""
+    rows = Cluster.objects.filter(project=project).select_related("model")
+    return rows.annotate(replica_count=Count("replicas"))
+
+
+def replicas_of(project: Project) -> QuerySet[Replica]:
+    """Replicas with their slots."""
+    rows = Replica.objects.filter(cluster__project=project).select_related("cluster")
+    return rows.prefetch_related("slots__desired_version", "slots__current_version")
+
+
+def versions_of(project: Project) -> QuerySet[PolicyVersion]:
+    """Policy versions of all lineages."""
+    rows = PolicyVersion.objects.filter(lineage__project=project)
+    return rows.select_related("lineage__run", "parent")
+
+
+def transfers_of(project: Project) -> QuerySet[Transfer]:
+    """Transfers to the project's replicas."""
+    rows = Transfer.objects.filter(replica__cluster__project=project)
+    return rows.select_related("replica__cluster", "version", "from_version")
