@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -142,6 +143,14 @@ def _evaluation(release: Release, version: PolicyVersion | None) -> Evaluation:
     )
 
 
+class GateVerdict(StrEnum):
+    """What a gate says. Only `pass` lets a candidate on."""
+
+    PASS = "pass"  # noqa: S105
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
 @dataclass(frozen=True, slots=True)
 class GatePlan:
     """What a candidate and the incumbent are compared on."""
@@ -180,7 +189,7 @@ def _judge(release: Release, *, actor: Actor) -> Release:
     if candidate is None or incumbent is None:
         return release
     if EvaluationState.FAILED in (candidate.state, incumbent.state):
-        gate = {"verdict": "inconclusive", "detail": "an evaluation failed; see its dead letters"}
+        gate = {"verdict": GateVerdict.INCONCLUSIVE, "detail": "an evaluation failed; see its dead letters"}
     elif candidate.state != EvaluationState.DONE or incumbent.state != EvaluationState.DONE:
         return release
     else:
@@ -193,28 +202,35 @@ def _judge(release: Release, *, actor: Actor) -> Release:
     return release
 
 
-def _gate(candidate: Evaluation, incumbent: Evaluation, *, margin: float) -> dict[str, Any]:
-    """Pass when the interval of the paired difference lies above -margin, fail when below, else inconclusive."""
-    ours, theirs = _rewards(candidate), _rewards(incumbent)
-    shared = sorted(ours.keys() & theirs.keys())
-    if len(shared) < 2:
-        return {"verdict": "inconclusive", "n": len(shared), "detail": "fewer than two tasks were scored for both"}
-    result = paired_interval([ours[task] - theirs[task] for task in shared], seed=0)
-    verdict = "inconclusive"
+def judge_differences(differences: list[float], *, margin: float) -> dict[str, Any]:
+    """Pass when the interval of the paired differences lies above -margin, fail when below it, else inconclusive.
+
+    Fewer than two pairs are no data, and no data is not a pass.
+    """
+    if len(differences) < 2:
+        detail = "fewer than two tasks were scored for both"
+        return {"verdict": GateVerdict.INCONCLUSIVE, "n": len(differences), "detail": detail}
+    result = paired_interval(differences)
+    verdict = GateVerdict.INCONCLUSIVE
     if result.low > -margin:
-        verdict = "pass"
+        verdict = GateVerdict.PASS
     elif result.high < -margin:
-        verdict = "fail"
+        verdict = GateVerdict.FAIL
     return {
         "verdict": verdict,
-        "n": len(shared),
+        "n": result.n,
         "difference": result.mean,
         "low": result.low,
         "high": result.high,
         "margin": margin,
-        "candidate_mean": sum(ours[task] for task in shared) / len(shared),
-        "incumbent_mean": sum(theirs[task] for task in shared) / len(shared),
     }
+
+
+def _gate(candidate: Evaluation, incumbent: Evaluation, *, margin: float) -> dict[str, Any]:
+    ours, theirs = _rewards(candidate), _rewards(incumbent)
+    differences = [ours[task] - theirs[task] for task in sorted(ours.keys() & theirs.keys())]
+    gate = judge_differences(differences, margin=margin)
+    return {**gate, "candidate_mean": candidate.mean_reward, "incumbent_mean": incumbent.mean_reward}
 
 
 def _rewards(evaluation: Evaluation) -> dict[str, float]:
@@ -253,7 +269,7 @@ def release_promote(*, release: Release, actor: Actor, reason: str, expected_rev
     """
     release = _locked(release, expected_revision)
     lane = release.lane
-    if release.gate.get("verdict") != "pass":
+    if release.gate.get("verdict") != GateVerdict.PASS:
         raise Conflict(f"the gate's verdict is {release.gate.get('verdict', 'not there yet')}, not pass")
     others = release.approvals.exclude(user_id=release.proposer_id).count()
     if others < lane.approvals:
