@@ -67,9 +67,8 @@ class HopApplication:
     def commit(self) -> None:
         """Check leaves and root of what came out, then make it the shadow. Raises: DigestMismatch."""
         after, shadow = self._hop.leads_to, self._shadow
-        touched = {name: self._tensors[name] for name in self._tensors if name in self._touched}
-        kept = {name: leaf for name, leaf in shadow.leaves.items() if name in self._tensors and name not in touched}
-        leaves = kept | weights_leaves(touched, threads=self._threads)
+        # All of them, not only those that the hop touched: memory that somebody else wrote to is found here.
+        leaves = weights_leaves(self._tensors, threads=self._threads)
         if self._hop.kind is not HopKind.BACKWARD:
             wrong = [entry.name for entry in self._entries if leaves.get(entry.name) != entry.leaf]
             if wrong:
@@ -113,7 +112,9 @@ class HopApplication:
         if self._hop.kind is not HopKind.SNAPSHOT:
             whole = frame.mode is FrameMode.RAW
             self._undo.append((frame, np.concatenate(self._targets(frame)) if whole else payload))
-        self._touched.update(self._entries[piece.tensor].name for piece in frame.ranges)
+        # A frame of small tensors may leave most of them as they are.
+        moved = [piece for piece, patch in zip(frame.ranges, patches, strict=True) if patch.values.size]
+        self._touched.update(self._entries[piece.tensor].name for piece in moved)
         backward = self._hop.kind is HopKind.BACKWARD
         for patch, words in zip(patches, targets, strict=True):
             (patch.revert if backward else patch.apply)(words)
@@ -138,9 +139,7 @@ class HopApplication:
                     split_patch(Patch(None, kept), frame.ranges), self._targets(frame), strict=True
                 ):
                     patch.apply(words)
-        names = {name: shadow.tensors[name] for name in self._touched if name in shadow.tensors}
-        leaves = weights_leaves(names, threads=self._threads)
-        shadow.poisoned = any(shadow.leaves[name] != leaf for name, leaf in leaves.items())
+        shadow.poisoned = weights_leaves(shadow.tensors, threads=self._threads) != shadow.leaves
 
     def _keep_equal(self, leaves: dict[str, str]) -> None:
         """Of a snapshot, keep the memory of tensors that it did not change."""

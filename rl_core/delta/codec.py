@@ -109,7 +109,7 @@ def _decompress(data: memoryview, *, length: int) -> bytes:
     try:
         if zstandard.frame_content_size(data) != length:
             raise DigestMismatch("a compressed stream is not as long as its frame says; fetch it again")
-        return zstandard.ZstdDecompressor().decompress(data, max_output_size=length)
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=length, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise DigestMismatch(f"a compressed stream does not decode: {error}; fetch it again") from error
 

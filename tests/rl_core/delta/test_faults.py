@@ -1,0 +1,320 @@
+"""Damage, kills and full disks: an error that says what to do, and never wrong weights."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import xxhash
+from blake3 import blake3
+from weightpairs import Lineage, make_weights, same_bits, step
+
+from rl_core.delta import (
+    Base,
+    HopKind,
+    ShadowWeights,
+    Target,
+    publish_delta,
+    publish_snapshot,
+    read_manifest,
+    reconcile,
+)
+from rl_core.delta.apply import HopApplication
+from rl_core.delta.codec import FrameMode, encode_frame
+from rl_core.delta.frames import pieces_of
+from rl_core.delta.manifest import encode_manifest
+from rl_core.delta.path import Hop
+from rl_core.delta.words import words_of
+from rl_core.errors import (
+    BaseMismatch,
+    DigestMismatch,
+    ManifestError,
+    ObjectExists,
+    ObjectMissing,
+    StoreUnavailable,
+    WeightsError,
+)
+from rl_core.store import open_store
+from rl_core.types import VersionRef
+
+
+def copy_of(shadow):
+    return {name: tensor.clone() for name, tensor in shadow.tensors.items()}
+
+
+def refused(lineage, shadow, target, error=WeightsError):
+    """Reconcile, expect the error, and check that the shadow is untouched and whole."""
+    before, root, version = copy_of(shadow), shadow.root, shadow.version
+    with pytest.raises(error):
+        reconcile(lineage.store, shadow, target)
+    assert same_bits(shadow.tensors, before)
+    assert (shadow.root, shadow.version, shadow.poisoned) == (root, version, False)
+
+
+@pytest.mark.parametrize("kind", ["delta", "snapshot"])
+def test_a_flipped_byte_anywhere_never_makes_wrong_weights(tmp_path, kind):
+    lineage = Lineage(tmp_path, versions=1, layers=1)
+    shadow = lineage.shadow(0) if kind == "delta" else ShadowWeights.from_tensors(make_weights(seed=8, layers=1))
+    number = 1 if kind == "delta" else 0
+    manifest = read_manifest(lineage.store, lineage.published[number].manifest_key)
+    paths = [tmp_path / lineage.published[number].manifest_key, *(tmp_path / s.key for s in manifest.segments)]
+    for path in paths:
+        data = path.read_bytes()
+        for at in range(0, len(data), 1 if kind == "delta" else 7):
+            path.write_bytes(data[:at] + bytes([data[at] ^ (1 << (at % 8))]) + data[at + 1 :])
+            refused(lineage, shadow, lineage.target(number), (DigestMismatch, ManifestError))
+        path.write_bytes(data)
+    reconcile(lineage.store, shadow, lineage.target(number))
+    assert same_bits(shadow.tensors, lineage.weights[number])
+
+
+def test_cut_missing_and_lengthened_segments(tmp_path):
+    lineage = Lineage(tmp_path, versions=1)
+    shadow = lineage.shadow(0)
+    segment = tmp_path / read_manifest(lineage.store, lineage.published[1].manifest_key).segments[0].key
+    data = segment.read_bytes()
+    for damaged in (data[:-1], data[:10], b"", data + b"\0"):
+        segment.write_bytes(damaged)
+        refused(lineage, shadow, lineage.target(1), DigestMismatch)
+    segment.unlink()
+    refused(lineage, shadow, lineage.target(1), ObjectMissing)
+    segment.write_bytes(data)
+    reconcile(lineage.store, shadow, lineage.target(1))
+
+
+def _forge(lineage, number, *, frame_index=0, mode=None):
+    """Replace a frame's payload by that of other weights, and make every digest on the way agree with it."""
+    manifest = read_manifest(lineage.store, lineage.published[number].manifest_key)
+    frame = manifest.frames[frame_index]
+    names = [entry.name for entry in manifest.tensors]
+    forged = step(lineage.weights[number], seed=1234, lr=1e-2)
+    old = pieces_of(frame.ranges, [words_of(lineage.weights[number - 1][name]) for name in names])
+    new = pieces_of(frame.ranges, [words_of(forged[name]) for name in names])
+    encoded = encode_frame(old=None if mode is FrameMode.RAW else old, new=new)
+    payload = encoded.payload
+    assert len(manifest.frames) == len(manifest.segments) == 1
+    lied = msgspec.structs.replace(
+        manifest,
+        reversible=encoded.mode is FrameMode.GAP_ULP,
+        frames=[
+            msgspec.structs.replace(
+                frame, mode=encoded.mode, size=len(payload), xxh3=xxhash.xxh3_64_hexdigest(payload), offset=0
+            )
+        ],
+        segments=[msgspec.structs.replace(manifest.segments[0], size=len(payload), blake3=blake3(payload).hexdigest())],
+    )
+    root = Path(lineage.store.url.removeprefix("file://"))
+    (root / manifest.segments[0].key).write_bytes(payload)
+    (root / lineage.published[number].manifest_key).write_bytes(encode_manifest(lied))
+
+
+@pytest.mark.parametrize("mode", list(FrameMode))
+def test_well_digested_wrong_frames_are_taken_back(tmp_path, mode):
+    """Every digest agrees, but what comes out is not what the root names: the shadow is restored bit for bit."""
+    lineage = Lineage(tmp_path, versions=1)
+    _forge(lineage, 1, mode=mode)
+    shadow = lineage.shadow(0)
+    refused(lineage, shadow, lineage.target(1), DigestMismatch)
+
+
+def test_a_wrong_frame_met_backwards_is_taken_back(tmp_path):
+    lineage = Lineage(tmp_path, versions=1)
+    shadow = lineage.shadow(1)
+    manifest = read_manifest(lineage.store, lineage.published[1].manifest_key)
+    lied = msgspec.structs.replace(manifest, base=msgspec.structs.replace(manifest.base, root="ab" * 32, manifest=None))
+    key = "lineages/lin/0-1/9/manifest.json"
+    lineage.store.put(key, encode_manifest(lied))
+    lineage.store.put("snapshots/old/manifest.json", encode_manifest(lied))
+    shadow.manifest_key = key
+    strange = Target(version="lin:0-0", root="ab" * 32, manifest="snapshots/none/manifest.json")
+    refused(lineage, shadow, strange, ObjectMissing)
+    # The frames lead to the true base's root, not to the one that the manifest claims.
+    before = copy_of(shadow)
+    hop = Hop(kind=HopKind.BACKWARD, manifest_key=key, manifest=lied, leads_to=lied.base)
+    payload = memoryview(lineage.store.get(lied.segments[0].key))
+
+    def take() -> None:
+        with HopApplication(shadow, hop, threads=1) as application:
+            application.apply({0: payload})
+            application.commit()
+
+    with pytest.raises(DigestMismatch, match="root"):
+        take()
+    assert same_bits(shadow.tensors, before)
+    assert not shadow.poisoned
+
+
+def test_memory_that_was_written_to_poisons_and_a_snapshot_repairs(tmp_path):
+    lineage = Lineage(tmp_path, versions=2)
+    shadow = lineage.shadow(0)
+    reconcile(lineage.store, shadow, lineage.target(1))
+    shadow.tensors["model.norm.weight"][3] = 7.0  # somebody writes into weights that are not theirs
+    with pytest.raises(DigestMismatch, match=r"model\.norm\.weight"):
+        reconcile(lineage.store, shadow, lineage.target(2))
+    assert shadow.poisoned
+    result = reconcile(lineage.store, shadow, lineage.target(2))
+    assert result.hops[0].kind is HopKind.SNAPSHOT
+    assert not shadow.poisoned
+    assert same_bits(shadow.tensors, lineage.weights[2])
+    assert set(result.changed) == set(lineage.weights[2])  # nothing that the engine holds is known to be right
+
+
+def test_a_poisoned_shadow_without_a_snapshot_stays_refused(tmp_path):
+    old = make_weights()
+    store = open_store(tmp_path)
+    shadow = ShadowWeights.from_tensors(old)
+    published = publish_delta(
+        store,
+        old=old,
+        new=step(old, seed=1),
+        version=VersionRef("lin", 0, 1),
+        base=Base("lin:0-0", shadow.root),
+        fence=0,
+    )
+    target = Target(version="lin:0-1", root=published.root, manifest=published.manifest_key)
+    shadow.tensors["model.norm.weight"][3] = 7.0
+    assert not shadow.recheck()
+    for _ in range(2):
+        with pytest.raises(BaseMismatch, match="damaged"):
+            reconcile(store, shadow, target)
+    assert shadow.poisoned
+
+
+def test_a_failure_up_the_chain_hides_no_change(tmp_path):
+    """The first hop stands, the second fails: the reconcile that succeeds reports both hops' tensors."""
+    lineage = Lineage(tmp_path, versions=0)
+    one = dict(lineage.weights[0])
+    one["model.norm.weight"] = one["model.norm.weight"] + 1
+    lineage.publish(one, onto=0)
+    two = dict(one)
+    two["model.layers.0.input_layernorm.weight"] = two["model.layers.0.input_layernorm.weight"] + 1
+    lineage.publish(two, onto=1)
+    segment = tmp_path / read_manifest(lineage.store, lineage.published[2].manifest_key).segments[0].key
+    data = segment.read_bytes()
+    segment.write_bytes(data[:-1])
+    shadow = lineage.shadow(0)
+    with pytest.raises(DigestMismatch):
+        reconcile(lineage.store, shadow, lineage.target(2))
+    assert (shadow.version, shadow.poisoned) == ("lin:0-1", False)
+    assert same_bits(shadow.tensors, one)
+    segment.write_bytes(data)
+    result = reconcile(lineage.store, shadow, lineage.target(2))
+    assert set(result.changed) == {"model.norm.weight", "model.layers.0.input_layernorm.weight"}
+
+
+def test_an_interrupt_while_applying_leaves_whole_weights(tmp_path, monkeypatch):
+    lineage = Lineage(tmp_path, versions=1)
+    shadow = lineage.shadow(0)
+    before = copy_of(shadow)
+    monkeypatch.setattr(
+        "rl_core.delta.apply.HopApplication.commit", lambda self: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        reconcile(lineage.store, shadow, lineage.target(1))
+    assert same_bits(shadow.tensors, before)
+    assert not shadow.poisoned
+
+
+def test_a_collected_chain_falls_back_to_the_snapshot(tmp_path):
+    lineage = Lineage(tmp_path, versions=4)
+    key = lineage.snapshot(3)
+    lineage.store.delete(lineage.published[2].manifest_key)
+    shadow = lineage.shadow(0)
+    with pytest.raises(BaseMismatch):
+        reconcile(lineage.store, shadow, lineage.target(4))
+    result = reconcile(lineage.store, shadow, lineage.target(4, snapshot=key))
+    assert [hop.kind for hop in result.hops] == [HopKind.SNAPSHOT, HopKind.FORWARD]
+    assert same_bits(shadow.tensors, lineage.weights[4])
+
+
+PUBLISH = textwrap.dedent(
+    """
+    import os, signal, sys, resource
+    sys.path.insert(0, sys.argv[2])
+    from weightpairs import make_weights, step
+    from rl_core.delta import publish_delta, weights_root, Base
+    from rl_core.errors import StoreUnavailable
+    from rl_core.store import open_store
+    from rl_core.types import VersionRef
+
+    store = open_store(sys.argv[1])
+    old = make_weights()
+    if sys.argv[3] == "kill":
+        put = store.put
+        def killed(key, data):
+            if key.endswith("manifest.json"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            put(key, data)
+        store.put = killed
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
+    try:
+        publish_delta(store, old=old, new=step(old, seed=1), version=VersionRef("lin", 0, 1),
+                      base=Base("lin:0-0", weights_root(old)), fence=0)
+    except StoreUnavailable as error:
+        assert "no space left" in str(error), error
+        os._exit(42)
+    """
+)
+
+
+def _publish_elsewhere(tmp_path, how):
+    command = [sys.executable, "-c", PUBLISH, str(tmp_path), str(Path(__file__).parent), how]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def test_a_publisher_killed_before_the_manifest(tmp_path):
+    assert _publish_elsewhere(tmp_path, "kill").returncode == -9
+    store = open_store(tmp_path)
+    assert [info.key for info in store.list()] == ["lineages/lin/0-1/0/segments/0000"]
+    old = make_weights()
+    shadow = ShadowWeights.from_tensors(old)
+    base = Base("lin:0-0", shadow.root)
+    key = "lineages/lin/0-1/0/manifest.json"
+    with pytest.raises(ObjectMissing):
+        reconcile(store, shadow, Target(version="lin:0-1", root="0" * 64, manifest=key))
+    # The same attempt, run again, adopts what it left; one that came to other weights is refused.
+    with pytest.raises(ObjectExists, match="new fence"):
+        publish_delta(store, old=old, new=step(old, seed=2), version=VersionRef("lin", 0, 1), base=base, fence=0)
+    new = step(old, seed=1)
+    published = publish_delta(store, old=old, new=new, version=VersionRef("lin", 0, 1), base=base, fence=0)
+    reconcile(store, shadow, Target(version="lin:0-1", root=published.root, manifest=published.manifest_key))
+    assert same_bits(shadow.tensors, new)
+
+
+def test_no_space_left_while_publishing(tmp_path):
+    done = _publish_elsewhere(tmp_path, "full")
+    assert done.returncode == 42, done.stderr
+    assert not any(path.name == "manifest.json" for path in tmp_path.rglob("*"))
+
+
+def test_a_snapshot_that_fails_half_way_leaves_the_shadow_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("rl_core.delta.publisher.SEGMENT_BYTES", 1 << 18)
+    store = open_store(tmp_path)
+    weights = {f"w{i}": torch.randn(3_000_000).bfloat16() for i in range(2)}
+    published = publish_snapshot(store, weights, key_prefix="snapshots/a", version=VersionRef("lin", 0, 0))
+    segments = read_manifest(store, published.manifest_key).segments
+    assert len(segments) > 1
+    target = Target(version="lin:0-0", root=published.root, manifest=published.manifest_key)
+    shadow = ShadowWeights.from_tensors(make_weights(seed=2))
+    before = copy_of(shadow)
+    (tmp_path / segments[-1].key).unlink()
+    with pytest.raises(ObjectMissing):
+        reconcile(store, shadow, target)
+    assert same_bits(shadow.tensors, before)
+    assert not shadow.poisoned
+
+
+def test_a_store_that_goes_away_is_retryable(tmp_path):
+    lineage = Lineage(tmp_path / "store", versions=1)
+    shadow = lineage.shadow(0)
+    segment = tmp_path / "store" / read_manifest(lineage.store, lineage.published[1].manifest_key).segments[0].key
+    segment.unlink()
+    segment.symlink_to(segment)  # reading a loop fails in a way that is neither missing nor damaged
+    with pytest.raises(StoreUnavailable) as caught:
+        reconcile(lineage.store, shadow, lineage.target(1))
+    assert caught.value.retryable
+    assert not shadow.poisoned
