@@ -6,7 +6,6 @@ import secrets
 from datetime import datetime
 
 from django.db import transaction
-from django.db.models.functions import Now
 
 from controlplane.errors import Conflict, Invalid
 from controlplane.models import Cluster, Lane, ModelCard, PolicyVersion, Project, Release, ServedVersion
@@ -79,8 +78,11 @@ def _point(*, lane: Lane, version: PolicyVersion, release: Release | None) -> No
     moved = Lane.objects.filter(id=lane.id, promoted_version=lane.promoted_version_id).update(promoted_version=version)
     if not moved:
         raise Conflict(f"lane {lane.slug} was pointed elsewhere meanwhile; read it again")
-    ServedVersion.objects.filter(lane=lane, arm=Arm.PROMOTED, until__isnull=True).update(until=Now())
-    ServedVersion.objects.create(lane=lane, arm=Arm.PROMOTED, version=version, release=release)
+    serving = ServedVersion.objects.filter(lane=lane, arm=Arm.PROMOTED, until__isnull=True)
+    served = ServedVersion.objects.create(lane=lane, arm=Arm.PROMOTED, version=version, release=release)
+    served.refresh_from_db(fields=["created_at"])
+    # One moment ends the old and begins the new: at no time did nothing serve.
+    serving.exclude(pk=served.pk).update(until=served.created_at)
     lane.promoted_version = version
 
 
