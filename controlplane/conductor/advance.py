@@ -16,7 +16,7 @@ from controlplane.models import Evaluation, Run, WorkUnit
 from controlplane.services.evaluations import evaluation_advance
 from controlplane.services.events import CONDUCTOR
 from controlplane.services.groups import groups_discard
-from controlplane.services.runs import run_fail, run_move
+from controlplane.services.runs import run_fail, run_move, run_note
 from controlplane.states import EvaluationState, GroupPurpose, GroupState, RunState, StageState, WorkKind, WorkState
 from rl_core.types import StageKind
 
@@ -99,9 +99,7 @@ def _start(run: Run) -> bool:
     busy = Run.objects.filter(project_id=run.project_id, state__in=[RunState.RUNNING, RunState.PAUSED])
     for other in busy.order_by("created_at"):
         if mine & {cluster.pk for cluster in rollout_clusters(other, spec_of(other))}:
-            reason = f"waits for run {other.name!r}, which uses the same clusters"[:500]
-            if run.state_reason != reason:
-                Run.objects.filter(pk=run.pk).update(state_reason=reason)
+            run_note(run=run, reason=f"waits for run {other.name!r}, which uses the same clusters")
             return False
     run_move(run=run, to=RunState.RUNNING, actor=CONDUCTOR, reason="", started_at=Now())
     return True

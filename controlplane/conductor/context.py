@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controlplane.models import Cluster, PolicyVersion, Run, Stage
-from rl_core.specs import RunSpec, parse_run_spec
+from rl_core.specs import RlStage, RunSpec, parse_run_spec
 from rl_core.types import ClusterRole
 
 
@@ -30,7 +30,9 @@ def spec_of(run: Run) -> RunSpec:
 
 
 def rollout_clusters(run: Run, spec: RunSpec) -> list[Cluster]:
-    """The rollout clusters that the spec names, or all of the project when it names none."""
+    """The rollout clusters that the spec names, or all of the project when it names none; none without an RL stage."""
+    if not any(isinstance(stage, RlStage) for stage in spec.stages):
+        return []
     clusters = Cluster.objects.filter(project_id=run.project_id, role=ClusterRole.ROLLOUT.value)
     if spec.rollout_clusters:
         clusters = clusters.filter(slug__in=spec.rollout_clusters)

@@ -10,7 +10,11 @@ from django.conf import settings
 
 from controlplane.conductor.advance import run_advance, runs_active
 from controlplane.conductor.fleet import fleet_poll, slots_reconcile
+from controlplane.errors import ControlPlaneError
 from controlplane.services.evaluations import evaluation_advance, evaluations_open
+from controlplane.services.events import CONDUCTOR
+from controlplane.services.feedback import feedback_sweep
+from controlplane.services.releases import release_advance, releases_waiting
 from controlplane.services.work import work_sweep
 
 log = structlog.get_logger(__name__)
@@ -45,6 +49,20 @@ def sweep_leases() -> None:
         log.warning("leases_lapsed", units=swept)
 
 
+def advance_releases() -> None:
+    """Every release that an automatic step may move. One that cannot move must not hold up the others."""
+    for release in releases_waiting():
+        try:
+            release_advance(release=release, actor=CONDUCTOR)
+        except ControlPlaneError as error:
+            log.warning("release_waits", release=str(release.pk), error=str(error))
+
+
+def sweep_feedback() -> None:
+    """Feedback that came while its generation was being written is joined; what waited too long is given up."""
+    feedback_sweep()
+
+
 def duties() -> tuple[Duty, ...]:
     """The conductor's duties, in the order in which they are done. Slow looks at the network are apart."""
     tick_s = settings.CONDUCTOR_TICK_S
@@ -53,6 +71,8 @@ def duties() -> tuple[Duty, ...]:
         Duty("evaluations", tick_s, advance_evaluations, on_nudge=True),
         Duty("runs", tick_s, advance_runs, on_nudge=True),
         Duty("slots", 1.0, slots_reconcile),
+        Duty("releases", 1.0, advance_releases, on_nudge=True),
+        Duty("feedback", 10.0, sweep_feedback),
     )
 
 

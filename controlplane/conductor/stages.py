@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from controlplane.conductor.context import StageContext
+from controlplane.conductor.realtime import realtime_stage_advance, realtime_stage_start
 from controlplane.conductor.rl import rl_stage_advance, rl_stage_start
 from rl_core.types import StageKind
 
@@ -23,4 +24,5 @@ class StageLogic:
 
 STAGES: dict[StageKind, StageLogic] = {
     StageKind.RL: StageLogic(rl_stage_start, rl_stage_advance),
+    StageKind.REALTIME: StageLogic(realtime_stage_start, realtime_stage_advance),
 }

@@ -87,6 +87,13 @@ def release_advance(*, release: Release, actor: Actor) -> Release:
     return release
 
 
+def releases_waiting() -> list[Release]:
+    """Releases that the conductor has to look at."""
+    rows = Release.objects.filter(state__in=[ReleaseState.PENDING, ReleaseState.GATING], gate={})
+    rows = rows.select_related("lane__cluster", "lane__project", "version", "incumbent", "run")
+    return list(rows.select_related("candidate_evaluation", "incumbent_evaluation").order_by("created_at"))
+
+
 @transaction.atomic
 def _begin_gating(release: Release, *, actor: Actor) -> Release:
     lane = release.lane

@@ -156,6 +156,13 @@ def run_move(*, run: Run, to: RunState, actor: Actor, reason: str, **changes: An
     return run
 
 
+def run_note(*, run: Run, reason: str) -> None:
+    """Say what a run waits for; nothing is written while it says so already."""
+    if run.state_reason != reason:
+        Run.objects.filter(pk=run.pk).update(state_reason=reason[:500])
+        run.state_reason = reason
+
+
 def stage_move(*, stage: Stage, to: StageState, actor: Actor, reason: str = "", **changes: Any) -> Stage:
     """Change a stage's state, with its event. Raises: Conflict."""
     with transaction.atomic():

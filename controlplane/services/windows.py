@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from controlplane.errors import NotFound
-from controlplane.models import BatchItem, Feedback, Generation, Lane, Project, SignalMap
+from controlplane.models import BatchItem, Feedback, Generation, Lane, Project, Run, SignalMap, User
+from controlplane.services.events import Actor
+from controlplane.services.runs import run_create
 from controlplane.services.signals import SignalMapContent, reward_of
 from controlplane.states import Consent, FeedbackState
+from rl_core.types import StageKind
 
 MAX_WINDOW = 2000
 
@@ -71,6 +75,24 @@ def window_collect(*, lane: Lane) -> Window:
         silent=len(usable) - len(items),
         untrainable=len(allowed) - len(usable),
         without_consent=len(generations) - len(allowed),
+    )
+
+
+def lane_train(
+    *, lane: Lane, name: str, actor: Actor, user: User | None, overrides: dict[str, Any] | None = None
+) -> Run:
+    """Create the run that trains the lane's promoted version on its present window.
+
+    `overrides` replace fields of the real-time stage. Raises: Invalid.
+    """
+    stage = {"kind": StageKind.REALTIME.value, "lane": lane.slug, **(overrides or {})}
+    return run_create(
+        project=lane.project,
+        name=name,
+        spec={"model": lane.model.slug, "stages": [stage]},
+        actor=actor,
+        user=user,
+        parent_version=lane.promoted_version,
     )
 
 
