@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -12,8 +15,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Mi
 from rl_core.chat import ChatTokenizer
 from rl_core.engines.engine import Engine
 from rl_core.engines.linear import ComputeDtype
-from rl_core.engines.request import Request
+from rl_core.engines.request import ActiveSequence, Request
 from rl_core.engines.scheduler import SchedulerLimits
+from rl_core.models.checkpoint import read_checkpoint, write_checkpoint
 from rl_core.types import Generated, SamplingParams
 
 torch.set_num_threads(1)
@@ -60,6 +64,16 @@ def make_model_folder(
     return folder
 
 
+def endless_model_folder(folder: Path, *, routed: bool = False) -> Path:
+    """A model that ends a sequence only by its limit, so that swaps meet every one of them."""
+    make_model_folder(folder, routed=routed)
+    for name in ("config.json", "generation_config.json"):
+        path = folder / name
+        path.write_text(path.read_text().replace('"eos_token_id": 258', '"eos_token_id": 100000'))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return folder
+
+
 def hf_model(folder: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
@@ -79,19 +93,47 @@ def random_prompt(length: int, *, seed: int) -> list[int]:
     return torch.randint(0, 256, (length,), generator=generator).tolist()
 
 
-def generate(
-    engine: Engine, prompt: list[int], *, timeout: float = 60, slot: str | None = None, **fields: object
-) -> Generated:
-    request_fields = {
-        key: fields.pop(key) for key in ("routes", "tops", "min_version", "exact_version") if key in fields
-    }
+def submit(engine: Engine, prompt: list[int], *, slot: str | None = None, **fields: Any) -> ActiveSequence:
+    own = ("routes", "tops", "min_version", "exact_version")
+    request_fields = {key: fields.pop(key) for key in own if key in fields}
     request = Request(prompt=prompt, sampling=SamplingParams(**fields), **request_fields)
-    return engine.submit(request, slot=slot).future.result(timeout)
+    return engine.submit(request, slot=slot)
+
+
+def generate(engine: Engine, prompt: list[int], *, slot: str | None = None, **fields: Any) -> Generated:
+    return submit(engine, prompt, slot=slot, **fields).future.result(60)
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.001)
+
+
+def perturbed(tensors: Mapping[str, torch.Tensor], *, seed: int, share: float = 1.0) -> dict[str, torch.Tensor]:
+    """New values for a share of the tensors, far enough off that no logprob stays the same."""
+    generator = torch.Generator().manual_seed(seed)
+    names = sorted(tensors)[:: max(1, round(1 / share))]
+    return {
+        name: (tensors[name].float() + 0.05 * torch.randn(tensors[name].shape, generator=generator)).to(
+            tensors[name].dtype
+        )
+        for name in names
+    }
+
+
+def hf_with(folder: Path, changed: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """The transformers model of the folder with some of its checkpoint's tensors replaced, by way of a new folder."""
+    other = folder.with_name(f"{folder.name}-changed-{len(list(folder.parent.iterdir()))}")
+    tensors = {**read_checkpoint(folder), **changed}
+    write_checkpoint(other, tensors, like=folder)
+    return hf_model(other)
 
 
 @torch.no_grad()
 def reference_logprobs(
-    model: torch.nn.Module, prompt: list[int], completion: list[int], temperature: float
+    model: torch.nn.Module, prompt: list[int], completion: list[int], temperature: float = 1.0
 ) -> torch.Tensor:
     """Logprob of each completion token by a plain forward of transformers, at `temperature` (0 counts as 1)."""
     logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].double()
