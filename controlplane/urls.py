@@ -5,10 +5,13 @@ from __future__ import annotations
 from django.urls import include, path
 
 from controlplane.api.health import healthz
+from controlplane.gateway.webhook import webhook
 
 urlpatterns = [
     path("healthz", healthz),
     path("api/v1/", include("controlplane.api.urls")),
+    path("v1/", include("controlplane.gateway.urls")),
+    path("hooks/v1/<slug:source>", webhook),
     path("", include("frontend.urls")),
 ]
 

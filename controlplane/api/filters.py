@@ -159,3 +159,26 @@ class AttemptFilter(CreatedFilter):
     run = filters.UUIDFilter(field_name="unit__run_id")
     kind = choices(states.WorkKind, "unit__kind")
     state = choices(states.AttemptState)
+
+
+class ReleaseFilter(CreatedFilter):
+    """Releases."""
+
+    lane = filters.CharFilter(field_name="lane__slug", max_length=64)
+    state = choices(states.ReleaseState)
+
+
+class GenerationFilter(CreatedFilter):
+    """Generations."""
+
+    lane = filters.CharFilter(field_name="lane__slug", max_length=64)
+    version = filters.UUIDFilter(field_name="version_id")
+    consent = choices(states.Consent)
+
+
+class FeedbackFilter(CreatedFilter):
+    """Feedback."""
+
+    signal = filters.CharFilter(field_name="signal__slug", max_length=64)
+    state = choices(states.FeedbackState)
+    generation = filters.UUIDFilter(field_name="generation_id")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from drf_spectacular.openapi import AutoSchema
+from drf_spectacular.plumbing import ResolvedComponent
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework import serializers
 
@@ -23,6 +25,28 @@ class ProblemSerializer(serializers.Serializer[Any]):
     detail = serializers.CharField(help_text="what is wrong and what to do next")
 
 
+# Names of enums that several components hold under the same field.
+DOCUMENT_SETTINGS = {
+    "ENUM_NAME_OVERRIDES": {
+        "MemberRole": "controlplane.states.MemberRole",
+        "ClusterRole": "controlplane.api.serializers.fleet.ROLE_CHOICES",
+        "MessageRole": "controlplane.api.serializers.rollouts.ROLE_CHOICES",
+        "WorkKind": "controlplane.states.WorkKind",
+        "StageKind": "controlplane.models.runs.KINDS",
+        "WorkState": "controlplane.states.WorkState",
+        "AttemptState": "controlplane.states.AttemptState",
+        "RunState": "controlplane.states.RunState",
+        "StageState": "controlplane.states.StageState",
+        "StepState": "controlplane.states.StepState",
+        "GroupState": "controlplane.states.GroupState",
+        "RolloutState": "controlplane.states.RolloutState",
+        "VersionState": "controlplane.states.VersionState",
+        "TransferState": "controlplane.states.TransferState",
+        "EvaluationState": "controlplane.states.EvaluationState",
+        "ReplicaState": "controlplane.states.ReplicaState",
+    }
+}
+
 ALWAYS = {400, 401, 403, 404, 405, 406, 422, 503}
 WITH_BODY = {409, 413, 415}
 
@@ -39,7 +63,7 @@ class ProblemSchema(AutoSchema):
     """AutoSchema that knows the house's views."""
 
     def _is_list_view(self, serializer: Any = None) -> bool:
-        return self.method == "GET" and hasattr(self.view, "rows")
+        return self.method == "GET" and (hasattr(self.view, "rows") or getattr(self.view, "many", False))
 
     def get_override_parameters(self) -> list[Any]:
         """The view's documented query parameters, and the idempotency header of every POST."""
@@ -56,7 +80,8 @@ class ProblemSchema(AutoSchema):
             return {204: None}
         if self.method == "POST":
             answer = getattr(self.view, "answer_serializer", None) or self.view.get_serializer_class()
-            return {getattr(self.view, "success_status", 200): answer}
+            default = (getattr(self.view, "success_status", 200),)
+            return dict.fromkeys(getattr(self.view, "success_statuses", default), answer)
         return self.view.get_serializer_class()
 
     def get_operation(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
@@ -64,11 +89,23 @@ class ProblemSchema(AutoSchema):
         operation: dict[str, Any] | None = super().get_operation(*args, **kwargs)
         if operation is None:
             return None
-        component = self.resolve_serializer(ProblemSerializer, "response")
+        problem = self._problem()
         statuses = ALWAYS | WITH_BODY if self.method in ("POST", "DELETE") else ALWAYS
-        for status in sorted(statuses):
-            operation["responses"][str(status)] = {
-                "description": "",
-                "content": {CONTENT_TYPE: {"schema": component.ref}},
-            }
+        for status in sorted(statuses | getattr(self.view, "problems", frozenset())):
+            operation["responses"][str(status)] = problem.ref
         return operation
+
+    def get_description(self) -> str:
+        """The view's docstring: what is at the path."""
+        return inspect.cleandoc(type(self.view).__doc__ or "")
+
+    def _problem(self) -> ResolvedComponent:
+        body = self.resolve_serializer(ProblemSerializer, "response")
+        answer = ResolvedComponent(
+            name="Problem",
+            type=ResolvedComponent.RESPONSE,
+            object=ProblemSerializer,
+            schema={"description": "what is wrong", "content": {CONTENT_TYPE: {"schema": body.ref}}},
+        )
+        self.registry.register_on_missing(answer)
+        return answer

@@ -6,7 +6,8 @@ from django.urls import URLPattern, path, re_path, register_converter
 from drf_spectacular.views import SpectacularAPIView
 
 from controlplane.api.fallbacks import not_found
-from controlplane.api.views import catalog, fleet, rollouts, runs, tenancy, work
+from controlplane.api.schema import DOCUMENT_SETTINGS
+from controlplane.api.views import catalog, feedback, fleet, lanes, rollouts, runs, tenancy, work
 
 
 class NumberConverter:
@@ -33,6 +34,8 @@ def _of_project(route: str, view: type) -> URLPattern:
 urlpatterns = [
     path("me", tenancy.Me.as_view()),
     path("events", work.EventsAfter.as_view()),
+    path("feedback", feedback.FeedbackReceive.as_view()),
+    path("feedback/batch", feedback.FeedbackBatch.as_view()),
     path("projects", tenancy.ProjectList.as_view()),
     path("projects/<slug:project>", tenancy.ProjectDetail.as_view()),
     _of_project("users", tenancy.UserList),
@@ -89,6 +92,27 @@ urlpatterns = [
     _of_project("attempts", work.AttemptList),
     _of_project("attempts/<uuid:id>", work.AttemptDetail),
     _of_project("dead-letters", work.DeadLetterList),
-    path("schema", SpectacularAPIView.as_view()),
+    _of_project("lanes", lanes.LaneList),
+    _of_project("lanes/<slug:slug>", lanes.LaneDetail),
+    _of_project("lanes/<slug:slug>/served", lanes.LaneServed),
+    _of_project("lanes/<slug:slug>/served-at", lanes.LaneServedAt),
+    _of_project("lanes/<slug:slug>/train", lanes.LaneTrain),
+    _of_project("lanes/<slug:slug>/erase", lanes.LaneErase),
+    _of_project("generations", lanes.GenerationList),
+    _of_project("releases", lanes.ReleaseList),
+    _of_project("releases/<uuid:id>", lanes.ReleaseDetail),
+    _of_project("releases/<uuid:id>/approve", lanes.ReleaseApprove),
+    _of_project("releases/<uuid:id>/promote", lanes.ReleasePromote),
+    _of_project("releases/<uuid:id>/abort", lanes.ReleaseAbort),
+    _of_project("releases/<uuid:id>/rollback", lanes.ReleaseRollback),
+    _of_project("feedback", feedback.FeedbackList),
+    _of_project("feedback/<uuid:id>/retract", feedback.FeedbackRetract),
+    _of_project("rejected-payloads", feedback.RejectedList),
+    _of_project("rejected-payloads/<uuid:id>/replay", feedback.RejectedReplay),
+    _of_project("signals", feedback.SignalList),
+    _of_project("signal-maps", feedback.SignalMapList),
+    _of_project("sources", feedback.SourceList),
+    _of_project("sources/<slug:slug>/rotate", feedback.SourceRotate),
+    path("schema", SpectacularAPIView.as_view(custom_settings=DOCUMENT_SETTINGS)),
     re_path(r"^.*$", not_found),  # last: an unknown path is a problem+json too
 ]

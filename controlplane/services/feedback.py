@@ -327,6 +327,11 @@ def payload_reject(*, project: Project, sender: str, body: bytes, error: Control
         )
 
 
+def payload_text(data: Any) -> bytes:
+    """A parsed body as it is kept for replay."""
+    return json.dumps(data, ensure_ascii=True)[:REJECTED_BYTES].encode()
+
+
 def payload_replay(*, row: RejectedPayload, actor: Actor) -> Receipt:
     """Send a kept payload through the full validation again. Raises: as feedback_receive."""
     source = FeedbackSource.objects.filter(project=row.project, slug=row.sender).first()
