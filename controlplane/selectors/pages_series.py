@@ -1,0 +1,190 @@
+"""Reads for the pages: a run's charts, thinned on the server so that a page stays quick however long the run is."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from django.db.models import Count, F, Q
+
+from controlplane.models import MetricPoint, Run
+from controlplane.selectors.pages_downsample import MAX_POINTS, Point, lttb
+from controlplane.services.metrics import CLUSTER_VERSION, ENGINE_IDLE_OF, Metric
+
+REWARD = Metric.REWARD_MEAN.value
+# A series with more points than this is thinned in SQL before the triangles are drawn.
+_RAW_LIMIT = 20 * MAX_POINTS
+
+
+class Axis(StrEnum):
+    """What a chart's x counts."""
+
+    STEP = "step"
+    TIME = "time"
+
+
+class Unit(StrEnum):
+    """How a chart's values are written."""
+
+    NUMBER = "number"
+    SHARE = "share"
+    BYTES = "bytes"
+    SECONDS = "seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One chart: which series it draws, by name, or all whose name begins with a prefix."""
+
+    key: str
+    title: str
+    hint: str
+    axis: Axis
+    unit: Unit = Unit.NUMBER
+    lines: dict[str, str] = field(default_factory=dict)  # metric name → label
+    prefix: str = ""  # the rest of the name is the label
+    stepped: bool = False  # a value holds until the next
+
+
+CHARTS: tuple[Chart, ...] = (
+    Chart(
+        "reward",
+        "Reward",
+        "Mean of each step's batch, and of the held-out split",
+        Axis.STEP,
+        lines={REWARD: "batch", Metric.HELDOUT_REWARD.value: "held-out"},
+    ),
+    Chart(
+        "mismatch",
+        "Mismatch",
+        "Trainer against engine logprobs on sampled tokens",
+        Axis.STEP,
+        lines={"mismatch_k1": "k1", "mismatch_k3": "k3"},
+    ),
+    Chart(
+        "staleness",
+        "Staleness",
+        "Policy versions between a batch's tokens and its step",
+        Axis.STEP,
+        lines={Metric.STALENESS_MEAN.value: "mean", Metric.STALENESS_MAX.value: "max"},
+    ),
+    Chart(
+        "tokens",
+        "Throughput",
+        "Sampled tokens a second, all rollout clusters",
+        Axis.TIME,
+        lines={Metric.TOKENS_PER_S.value: "tokens/s"},
+    ),
+    Chart(
+        "idle",
+        "Idle share",
+        "Share of time that trainer and engines had nothing to do",
+        Axis.TIME,
+        Unit.SHARE,
+        lines={Metric.TRAINER_IDLE.value: "trainer", Metric.ENGINE_IDLE.value: "rollout"},
+    ),
+    Chart(
+        "versions",
+        "Version per cluster",
+        "The version number that each cluster serves",
+        Axis.TIME,
+        prefix=CLUSTER_VERSION,
+        stepped=True,
+    ),
+    Chart(
+        "delta",
+        "Delta size",
+        "Bytes of each published version",
+        Axis.STEP,
+        Unit.BYTES,
+        lines={Metric.DELTA_BYTES.value: "delta"},
+    ),
+    Chart(
+        "ratio",
+        "Delta ratio",
+        "Full weights over delta: how many times smaller",
+        Axis.STEP,
+        lines={Metric.DELTA_RATIO.value: "full / delta"},
+    ),
+    Chart(
+        "step_time",
+        "Step time",
+        "Seconds of the trainer in each step, publishing included",
+        Axis.STEP,
+        Unit.SECONDS,
+        lines={Metric.STEP_S.value: "step"},
+    ),
+    Chart(
+        "idle_clusters",
+        "Idle share per cluster",
+        "Share of time that a cluster's engines had no sequence",
+        Axis.TIME,
+        Unit.SHARE,
+        prefix=ENGINE_IDLE_OF,
+    ),
+)
+
+
+def run_series(run: Run, limit: int = MAX_POINTS) -> list[dict[str, Any]]:
+    """Every chart of a run as JSON data: `{key, title, hint, axis, unit, stepped, lines: [{name, x, y, total}]}`.
+
+    x is a step number, or milliseconds since 1970 UTC. `total` is how many points there are before thinning.
+    """
+    points, totals = _points_of(run)
+    return [
+        {
+            "key": chart.key,
+            "title": chart.title,
+            "hint": chart.hint,
+            "axis": chart.axis.value,
+            "unit": chart.unit.value,
+            "stepped": chart.stepped,
+            "lines": [
+                _line(label, points[(name, chart.axis)], totals[(name, chart.axis)], limit)
+                for name, label in _labels(chart, points)
+            ],
+        }
+        for chart in CHARTS
+    ]
+
+
+_Key = tuple[str, Axis]
+
+
+def _labels(chart: Chart, points: dict[_Key, list[Point]]) -> list[tuple[str, str]]:
+    if chart.prefix:
+        names = sorted(name for name, axis in points if axis is chart.axis and name.startswith(chart.prefix))
+        return [(name, name.removeprefix(chart.prefix)) for name in names]
+    return [(name, label) for name, label in chart.lines.items() if (name, chart.axis) in points]
+
+
+def _line(label: str, points: list[Point], total: int, limit: int) -> dict[str, Any]:
+    kept = lttb(points, limit)
+    return {"name": label, "x": [x for x, _ in kept], "y": [y for _, y in kept], "total": total}
+
+
+def _points_of(run: Run) -> tuple[dict[_Key, list[Point]], dict[_Key, int]]:
+    """The points of every charted series, in order, and how many each has in all."""
+    wanted = Q(name__in=[name for chart in CHARTS for name in chart.lines])
+    for chart in CHARTS:
+        if chart.prefix:
+            wanted |= Q(name__startswith=chart.prefix)
+    rows = MetricPoint.objects.filter(wanted, run=run)
+    counts = dict(rows.values("name").annotate(n=Count("pk")).values_list("name", "n"))
+    for name, count in counts.items():
+        if count > _RAW_LIMIT:
+            stride = count // _RAW_LIMIT + 1
+            rows = rows.exclude(Q(name=name) & ~Q(pk__in=_every(run, name, stride)))
+    points: dict[_Key, list[Point]] = defaultdict(list)
+    for name, step, at, value in rows.order_by("step", "at", "pk").values_list("name", "step", "at", "value"):
+        if step is None:
+            points[(name, Axis.TIME)].append((round(at.timestamp() * 1000), value))
+        else:
+            points[(name, Axis.STEP)].append((step, value))
+    return points, {key: max(len(found), counts.get(key[0], 0)) for key, found in points.items()}
+
+
+def _every(run: Run, name: str, stride: int) -> Any:
+    return MetricPoint.objects.filter(run=run, name=name).annotate(phase=F("pk") % stride).filter(phase=0).values("pk")

@@ -1,0 +1,1 @@
+"""Page views: a selector for reading, a service for writing, a template."""

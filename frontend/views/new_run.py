@@ -1,0 +1,61 @@
+"""A new run: the form, or the spec as JSON."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.views.decorators.http import require_http_methods
+
+from controlplane.errors import ControlPlaneError
+from controlplane.models import Run
+from controlplane.permissions import Action
+from controlplane.selectors.pages_runs import RunIngredients, run_ingredients
+from controlplane.services.runs import run_create
+from frontend.access import Access, page
+from frontend.forms.run import NUMBERS, RunForm, spec_fields
+from frontend.frame import show
+from frontend.queries import uuid_of
+
+
+@require_http_methods(["GET", "POST"])
+@page(Action.RUNS_CONTROL)
+def run_new(request: HttpRequest, access: Access) -> HttpResponse:
+    """Show the form, check it, or start the run."""
+    ingredients = run_ingredients(access.project)
+    form = _fresh(request, access, ingredients) if request.method == "GET" else RunForm.of_post(request.POST)
+    if request.method == "POST":
+        run = _create(access, form, ingredients)
+        if run is not None:
+            messages.success(request, f"{run.name} is created; the conductor starts it")
+            return redirect("run", run.pk)
+    context = {
+        "form": form,
+        "numbers": NUMBERS,
+        "ingredients": ingredients,
+        "spec_fields": spec_fields(),
+    }
+    status = 422 if form.problems else 200
+    return show(request, access, "frontend/run_new.html", context, section="runs", status=status)
+
+
+def _fresh(request: HttpRequest, access: Access, ingredients: RunIngredients) -> RunForm:
+    like = Run.objects.filter(project=access.project, pk=uuid_of(request.GET, "like")).first()
+    if like is None:
+        return RunForm.fresh(ingredients)
+    return RunForm.fresh(ingredients, like=like.spec, name=f"{like.name} again")
+
+
+def _create(access: Access, form: RunForm, ingredients: RunIngredients) -> Run | None:
+    spec = form.spec(ingredients)
+    if not form.as_json:
+        form.spec_text = form.resolved(spec)
+    if form.problems:
+        return None
+    try:
+        return run_create(
+            project=access.project, name=form.values["name"], spec=spec, actor=access.actor, user=access.user
+        )
+    except ControlPlaneError as error:
+        form.refuse(error.message, error.field)
+        return None
