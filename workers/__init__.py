@@ -1,1 +1,15 @@
-"""Celery tasks: an interface like the API is. They parse, call, and translate errors."""
+"""Celery tasks: an interface like the API is. They parse, call, and translate errors.
+
+    base       claim, lease, log context, errors        leases     the renewing thread
+    rollout    the rollout queue                        slices     driving many sessions in one loop
+    score      the score queue                          replicas   which engine a turn goes to
+    train      the train queue                          trainers   the resident trainer and its position
+    transfer   the transfer queue                       manifests  version 0 under its own name
+    control    the control queue: exports
+
+No module here imports torch when it is imported: a rollout worker stays small.
+"""
+
+from workers import control, rollout, score, train, transfer
+
+__all__ = ["control", "rollout", "score", "train", "transfer"]

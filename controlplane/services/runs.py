@@ -38,6 +38,7 @@ from controlplane.states import (
     WorkKind,
     WorkState,
 )
+from rl_core.environments.registry import ENVIRONMENTS
 from rl_core.errors import SpecError
 from rl_core.specs import RealtimeStage, RlStage, RunSpec, parse_run_spec, resolve_run_spec
 from rl_core.types import ClusterRole, StageKind
@@ -221,8 +222,6 @@ def _check_names(project: Project, spec: RunSpec) -> None:
 
 
 def _check_learning(project: Project, environment: str, task_set: str, rubric: str, where: str) -> None:
-    from rl_core.environments.registry import ENVIRONMENTS
-
     if environment not in ENVIRONMENTS:
         raise Invalid(f"there is no environment {environment!r}; known: {', '.join(sorted(ENVIRONMENTS))}", where)
     newest = TaskSet.objects.filter(project=project, slug=task_set).order_by("-version").first()

@@ -17,8 +17,10 @@ from controlplane.errors import Conflict, StaleFence
 from controlplane.models import Lineage, ModelCard, PolicyVersion, Project, Run
 from controlplane.services.events import Actor, conductor_nudge, event_append, project_topic, run_topic
 from controlplane.services.transitions import transition
-from controlplane.services.work import work_enqueue
-from controlplane.states import EventType, VersionState, WorkKind
+from controlplane.services.work import Claim, work_enqueue, work_fenced, work_finish
+from controlplane.states import ActorKind, EventType, VersionState, WorkKind
+
+EXPORTER = Actor(ActorKind.WORKER, "export")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +143,14 @@ def version_export(*, version: PolicyVersion) -> None:
     with transaction.atomic():
         run = Run.objects.filter(lineage_id=version.lineage_id).first()
         work_enqueue(kind=WorkKind.EXPORT, ref=version.pk, project_id=version.lineage.project_id, run=run)
+
+
+def version_exported(claim: Claim, *, version: PolicyVersion, folder: str) -> None:
+    """The folder stands: finish the unit, and say where it is. Raises: StaleFence."""
+    with work_fenced(claim):
+        work_finish(claim)
+        run = Run.objects.filter(lineage_id=version.lineage_id).first()
+        _version_event(version, run=run, actor=EXPORTER, reason=f"exported to {folder}")
 
 
 def export_folder(version: PolicyVersion) -> Path:

@@ -1,0 +1,150 @@
+"""Which engine a turn goes to: one that holds a version it may use, preferably where its prefix is cached."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from django.conf import settings
+
+from controlplane.selectors.rollout_plans import Place, RolloutPlan
+from rl_core.engines.client import EngineClient
+from rl_core.errors import EngineBusy, EngineUnreachable, VersionUnavailable
+from rl_core.types import ClusterRole, Generated, SamplingParams, VersionRef
+
+_AVOID_UNREACHABLE_S = 2.0
+_AVOID_VERSION_S = 0.25
+_AVOID_BUSY_S = 0.5
+
+Key = tuple[uuid.UUID, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Which places may answer. Training versions stay on the run's rollout clusters; evaluations go anywhere."""
+
+    plan: RolloutPlan
+    min_version: VersionRef | None
+
+    def allows(self, place: Place) -> bool:
+        """Whether the place may be asked, as far as is known of it."""
+        if place.project_id != self.plan.project_id or place.version is None:
+            return False
+        if self.plan.exact_version is None and place.role is not ClusterRole.ROLLOUT:
+            return False
+        if (
+            place.role is ClusterRole.ROLLOUT
+            and self.plan.cluster_slugs
+            and place.cluster not in self.plan.cluster_slugs
+        ):
+            return False
+        return place.version.satisfies(min_version=self.min_version, exact_version=self.plan.exact_version)
+
+
+@dataclass(slots=True)
+class _Seat:
+    place: Place
+    in_flight: int = 0
+    avoid_until: float = 0.0
+
+    @property
+    def load(self) -> float:
+        return self.in_flight / self.place.capacity
+
+
+@dataclass(slots=True)
+class ReplicaPool:
+    """The places this process knows of, and what it has under way on each. For one event loop."""
+
+    client_of: Callable[[Place], EngineClient] | None = None
+    _seats: dict[Key, _Seat] = field(default_factory=dict)
+    _clients: dict[tuple[uuid.UUID, str], EngineClient] = field(default_factory=dict)
+
+    def update(self, places: list[Place]) -> None:
+        """Take in what the database says now."""
+        known = {(place.replica_id, place.slot): place for place in places}
+        for key in [key for key in self._seats if key not in known]:
+            del self._seats[key]
+        for key, place in known.items():
+            seat = self._seats.setdefault(key, _Seat(place))
+            seat.place = place
+
+    async def generate(
+        self,
+        need: Need,
+        *,
+        prefer: uuid.UUID | None,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        session: str,
+    ) -> tuple[Generated, uuid.UUID]:
+        """One turn, and the replica that played it. Raises: EngineBusy, VersionUnavailable, EngineUnreachable."""
+        seat = self._choose(need, prefer)
+        seat.in_flight += 1
+        try:
+            generated = await self._client(seat.place).generate(
+                prompt_token_ids,
+                sampling,
+                min_version=need.min_version,
+                exact_version=need.plan.exact_version,
+                slot=seat.place.slot,
+                return_routes=need.plan.with_routes,
+                session=session,
+            )
+        except EngineUnreachable:
+            seat.avoid_until = time.monotonic() + _AVOID_UNREACHABLE_S
+            raise
+        except VersionUnavailable:
+            seat.avoid_until = time.monotonic() + _AVOID_VERSION_S
+            raise
+        except EngineBusy:
+            seat.avoid_until = time.monotonic() + _AVOID_BUSY_S
+            raise
+        finally:
+            seat.in_flight -= 1
+        return generated, seat.place.replica_id
+
+    def home_for(self, need: Need) -> uuid.UUID | None:
+        """The replica where a new group should start, so that its attempts share one prompt; None if there is none."""
+        with suppress(EngineBusy, VersionUnavailable):
+            return self._choose(need, None).place.replica_id
+        return None
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await asyncio.gather(*(client.aclose() for client in self._clients.values()))
+        self._clients.clear()
+
+    def _choose(self, need: Need, prefer: uuid.UUID | None) -> _Seat:
+        fitting = [seat for seat in self._seats.values() if need.allows(seat.place)]
+        if not fitting:
+            wanted = need.plan.exact_version or need.min_version
+            raise VersionUnavailable(f"no replica is known to hold {wanted} yet")
+        now = time.monotonic()
+        free = [seat for seat in fitting if seat.in_flight < seat.place.capacity and seat.avoid_until <= now]
+        if not free:
+            raise EngineBusy("every replica that holds a fitting version is full or was just found unwell")
+        for seat in free:
+            if seat.place.replica_id == prefer:
+                return seat
+        return min(free, key=lambda seat: (seat.load, random.random()))
+
+    def _client(self, place: Place) -> EngineClient:
+        key = (place.replica_id, place.url)
+        if key not in self._clients:
+            self._clients[key] = (self.client_of or inference_client)(place)
+        return self._clients[key]
+
+
+def inference_client(place: Place) -> EngineClient:
+    """A client of the place's inference port. Raises: EngineUnreachable when its token file is not there."""
+    path = settings.REPLICA_TOKEN_DIR / f"{place.replica_id}.inference"
+    try:
+        return EngineClient(place.url, path.read_text().strip())
+    except OSError as error:
+        raise EngineUnreachable(f"the inference token {path} does not read: {error}") from error
