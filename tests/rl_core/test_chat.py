@@ -1,38 +1,16 @@
 """Tokenizer and chat template of a model folder, without torch."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rl_core.chat import ChatTokenizer
 from rl_core.errors import ModelError
+from tests.rl_core.chat_factory import chat_folder
 
-CHATML = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nBe kind<|im_end|>\n' }}{% endif %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 REAL_MODEL = Path(__file__).parents[2] / "var/models/smollm2-135m-instruct"
-
-
-def chat_folder(folder: Path, *, template: str = CHATML) -> Path:
-    """A byte-level tokenizer of 300 entries with ChatML's tokens, as a model folder."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(["the answer is the number of the pens"] * 4, trainer)
-    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<|im_start|>", "<|im_end|>")])
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": template}))
-    return folder
 
 
 def test_render_is_the_template_as_tokens(tmp_path):
