@@ -5,7 +5,22 @@ from __future__ import annotations
 from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import path
 
-from frontend.views import assets, catalog, control, events, fleet, home, new_run, people, rollouts, rubrics, runs, work
+from frontend.views import (
+    assets,
+    catalog,
+    control,
+    events,
+    feedback,
+    fleet,
+    home,
+    lanes,
+    new_run,
+    people,
+    rollouts,
+    rubrics,
+    runs,
+    work,
+)
 
 urlpatterns = [
     path(
@@ -26,6 +41,15 @@ urlpatterns = [
     path("runs/<uuid:run_id>/<str:verb>/", control.run_control, name="run_control"),
     path("rollouts/", rollouts.rollout_list, name="rollouts"),
     path("rollouts/<uuid:rollout_id>/", rollouts.rollout_detail, name="rollout"),
+    path("lanes/", lanes.lane_list, name="lanes"),
+    path("lanes/<uuid:lane_id>/", lanes.lane_detail, name="lane"),
+    path("lanes/<uuid:lane_id>/part/", lanes.lane_part, name="lane_part"),
+    path("lanes/<uuid:lane_id>/train/", lanes.lane_train_view, name="lane_train"),
+    path("lanes/<uuid:lane_id>/propose/<uuid:run_id>/", lanes.release_propose, name="release_propose"),
+    path("releases/<uuid:release_id>/<slug:verb>/", lanes.release_control, name="release_control"),
+    path("feedback/", feedback.feedback, name="feedback"),
+    path("parts/feedback/", feedback.feedback_part, name="feedback_part"),
+    path("feedback/rejected/<uuid:payload_id>/", feedback.rejected_replay, name="rejected_replay"),
     path("clusters/", fleet.clusters, name="clusters"),
     path("parts/clusters/", fleet.clusters_part, name="clusters_part"),
     path("task-sets/", catalog.task_set_list, name="task_sets"),
