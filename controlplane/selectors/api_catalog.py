@@ -6,6 +6,7 @@ from django.db.models import Max, QuerySet
 
 from controlplane.models import ModelCard, Project, Rubric, RubricVersion, Task, TaskSet
 from rl_core.environments.environment import Environment
+from rl_core.environments.registry import ENVIRONMENTS
 
 
 def models_of(project: Project) -> QuerySet[ModelCard]:
@@ -15,15 +16,11 @@ def models_of(project: Project) -> QuerySet[ModelCard]:
 
 def environments() -> list[Environment]:
     """Environments that this build knows, by name."""
-    from rl_core.environments.registry import ENVIRONMENTS
-
     return [ENVIRONMENTS[slug] for slug in sorted(ENVIRONMENTS)]
 
 
 def environment_of_slug(slug: str) -> Environment | None:
     """One environment."""
-    from rl_core.environments.registry import ENVIRONMENTS
-
     return ENVIRONMENTS.get(slug)
 
 
