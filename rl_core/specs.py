@@ -31,6 +31,7 @@ class LossKind(StrEnum):
 
     PG_TIS = "pg_tis"  # token-level policy gradient, truncated importance sampling
     ICEPOP = "icepop"  # the same, tokens with a ratio out of bounds masked
+    PPO_CLIP = "ppo_clip"  # the clipped surrogate between ratio_low and ratio_high; for several steps on one window
 
 
 class KlEstimator(StrEnum):
@@ -129,7 +130,9 @@ class RealtimeStage(_Spec, tag_field="kind", tag="realtime"):
     lane: str
     minimum_answers: int = 40
     optimizer_steps: int = 2
-    loss: LossSpec = LossSpec(advantage=AdvantageKind.RESPONDERS)
+    loss: LossSpec = LossSpec(
+        kind=LossKind.PPO_CLIP, advantage=AdvantageKind.RESPONDERS, ratio_low=0.7, ratio_high=1.5
+    )
     optimizer: OptimizerSpec = OptimizerSpec(learning_rate=1e-4)
     evaluation_task_set: str = "word-problems"
     evaluation_rubric: str = "word-problems"

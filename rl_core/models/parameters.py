@@ -114,7 +114,7 @@ class Parameters:
 
     def rounded(self) -> Tensor:
         """The master weights rounded to bf16, as published. Shape: [count]."""
-        return self.master.to(torch.bfloat16)
+        return self.master.detach().to(torch.bfloat16)
 
     def current(self) -> Tensor:
         """The bf16 weights that `compute` holds now (exact in either compute dtype). Shape: [count]."""
