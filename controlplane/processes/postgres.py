@@ -16,7 +16,7 @@ from controlplane.processes.errors import ServiceFailed
 from controlplane.processes.launch import launch, log_tail, run_once
 from controlplane.processes.ports import LOOPBACK
 from controlplane.processes.privileges import Launcher
-from controlplane.processes.records import process_alive, record_read, write_atomically
+from controlplane.processes.records import process_alive, process_gone, record_read, write_atomically
 
 ROLE = DATABASE = "slipway"
 _START_TIMEOUT_S = 60
@@ -57,7 +57,8 @@ class Postgres:
         """
         folder = self._binaries()
         self._folder.mkdir(parents=True, exist_ok=True)
-        launcher = Launcher([folder, self._folder])
+        # The package's shared libraries lie beside it, so all of site-packages has to be in reach.
+        launcher = Launcher([folder.parent.parent, self._folder])
         launcher.hand_over(self._folder)
         if not (self._data / "PG_VERSION").exists():
             self._initialise(launcher, folder, password)
@@ -79,8 +80,7 @@ class Postgres:
         for how, patience_s in ((signal.SIGINT, 30), (signal.SIGQUIT, 10), (signal.SIGKILL, 10)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(how)
-            with contextlib.suppress(psutil.TimeoutExpired):
-                process.wait(patience_s)
+            if process_gone(process, timeout_s=patience_s):
                 break
         else:
             raise ServiceFailed(f"PostgreSQL (pid {process.pid}) does not end; look at {self._log}")

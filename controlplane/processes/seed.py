@@ -1,0 +1,194 @@
+"""The demonstration's project: people, model, task sets, rubrics, clusters and a lane. Safe to run again."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from django.conf import settings
+from rl_core.environments.registry import ENVIRONMENTS
+
+from controlplane.models import Cluster, Lane, ModelCard, Project, Replica, SignalDefinition, SignalMap, User
+from controlplane.processes.errors import ServiceFailed
+from controlplane.processes.output import Say
+from controlplane.processes.records import write_atomically
+from controlplane.services.catalog import model_register, rubric_publish, task_set_create
+from controlplane.services.events import SYSTEM
+from controlplane.services.fleet import cluster_create, replica_register
+from controlplane.services.lanes import lane_create
+from controlplane.services.signals import signal_define, signal_map_publish
+from controlplane.services.tenancy import membership_set, project_create, user_create
+from controlplane.states import MemberRole, SignalType
+from rl_core.types import ClusterRole
+
+PROJECT = "demo"
+LANE = "assistant"
+LANE_PROMPT = "You are a helpful assistant. Answer in one short sentence."
+PEOPLE = {"engineer": MemberRole.OWNER, "reviewer": MemberRole.REVIEWER}
+ROLLOUT_CLUSTERS = {"rollout-west": "us-west", "rollout-east": "eu-central"}
+SERVING_CLUSTER = "serving"
+SESSIONS_PER_CLUSTER = 32
+DENSE, MOE = "smollm2-135m-instruct", "smollm2-moe"
+_TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seeded:
+    """What a demonstration starts from. `logins` are names with passwords."""
+
+    project: Project
+    model: ModelCard
+    clusters: tuple[str, ...]
+    logins: dict[str, str]
+
+
+class _Weights(msgspec.Struct, frozen=True):
+    root: str
+    manifest_key: str
+    full_bytes: int
+    parameters: int
+    architecture: str
+
+
+def seed_demo(*, say: Say, model_folder: Path | None = None, moe: bool = False) -> Seeded:
+    """Make sure that everything is there, and say where it stands.
+
+    Raises: ServiceFailed when the model cannot be prepared; ControlPlaneError.
+    """
+    folder, slug = _model_folder(model_folder, moe=moe, say=say)
+    project = Project.objects.filter(slug=PROJECT).first()
+    if project is None:
+        project = project_create(slug=PROJECT, name="Demonstration", actor=SYSTEM)
+    logins = _people(project)
+    say(f"publishing the weights of {slug} to the object store, whole, once")
+    model = _register(project, slug, folder)
+    for environment in ENVIRONMENTS.values():
+        task_set_create(
+            project=project,
+            slug=environment.slug,
+            environment=environment.slug,
+            tasks=environment.build_task_set(),
+            actor=SYSTEM,
+        )
+        criteria = msgspec.to_builtins(environment.rubric.criteria)
+        rubric_publish(
+            project=project, slug=environment.rubric.slug, criteria=list(criteria), author=None, note="", actor=SYSTEM
+        )
+    clusters = tuple(_cluster_name(name, model) for name in ROLLOUT_CLUSTERS)
+    for name, region in zip(clusters, ROLLOUT_CLUSTERS.values(), strict=True):
+        _cluster(project, name, ClusterRole.ROLLOUT, region, model, weight_slots=1)
+    if not moe:
+        serving = _cluster(project, SERVING_CLUSTER, ClusterRole.SERVING, "us-west", model, weight_slots=2)
+        _lane(project, serving, model)
+    return Seeded(project=project, model=model, clusters=clusters, logins=logins)
+
+
+def _model_folder(chosen: Path | None, *, moe: bool, say: Say) -> tuple[Path, str]:
+    if chosen is not None:
+        if not (chosen / "config.json").is_file():
+            raise ServiceFailed(f"{chosen} is no model folder: it has no config.json; give a Hugging Face folder")
+        return chosen.resolve(), _slug(chosen.name)
+    dense = settings.STATE_DIR / "models" / DENSE
+    if not (dense / "model.safetensors").is_file():
+        say("converting SmolLM2-135M-Instruct from its package, once (about a minute)")
+        _library("rl_core.models", "convert", "--out", str(dense))
+    if not moe:
+        return dense, DENSE
+    folder = settings.STATE_DIR / "models" / MOE
+    if not (folder / "model.safetensors").is_file():
+        say("upcycling it into a mixture of four experts, once")
+        _library("rl_core.models", "upcycle", "--src", str(dense), "--out", str(folder))
+    return folder, MOE
+
+
+def _register(project: Project, slug: str, folder: Path) -> ModelCard:
+    line = _library("rl_core.delta", "snapshot", "--model", str(folder), "--store", settings.STORE_URL)
+    weights = msgspec.json.decode(line, type=_Weights)
+    return model_register(
+        project=project, slug=slug, folder=str(folder), actor=SYSTEM, **msgspec.structs.asdict(weights)
+    )
+
+
+def _library(module: str, *words: str) -> str:
+    """Run a command of the library, which may load torch, apart from this process; its last line of output."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+        cwd=settings.BASE_DIR,
+    )
+    if done.returncode != 0:
+        raise ServiceFailed(f"python -m {module} {words[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout.strip().splitlines()[-1]
+
+
+def _people(project: Project) -> dict[str, str]:
+    """Users with the passwords of last time, kept in a file that only we can read."""
+    path = settings.STATE_DIR / "demo_logins.json"
+    known = msgspec.json.decode(path.read_bytes(), type=dict[str, str]) if path.exists() else {}
+    logins = {}
+    for name, role in PEOPLE.items():
+        logins[name] = known.get(name) or secrets.token_urlsafe(9)
+        user = User.objects.filter(username=name).first()
+        if user is None:
+            user_create(project=project, username=name, password=logins[name], role=role, actor=SYSTEM)
+            continue
+        membership_set(project=project, user=user, role=role, actor=SYSTEM)
+        if not user.check_password(logins[name]):
+            user.set_password(logins[name])
+            user.save(update_fields=["password"])
+    write_atomically(path, msgspec.json.encode(logins))
+    return logins
+
+
+def _cluster(
+    project: Project, slug: str, role: ClusterRole, region: str, model: ModelCard, *, weight_slots: int
+) -> Cluster:
+    cluster = Cluster.objects.filter(project=project, slug=slug).first() or cluster_create(
+        project=project,
+        slug=slug,
+        role=role,
+        region=region,
+        capacity=SESSIONS_PER_CLUSTER,
+        actor=SYSTEM,
+        local=True,
+        model=model,
+    )
+    if not Replica.objects.filter(cluster=cluster, name=f"{slug}-1").exists():
+        # Where it listens is written down when it is started.
+        replica_register(
+            cluster=cluster,
+            name=f"{slug}-1",
+            inference_url="",
+            control_url="",
+            weight_slots=weight_slots,
+            actor=SYSTEM,
+        )
+    return cluster
+
+
+def _cluster_name(base: str, model: ModelCard) -> str:
+    """A cluster's engines load one model, so another model has clusters of its own."""
+    return base if model.slug == DENSE else f"{base}-{model.slug}"[:64]
+
+
+def _lane(project: Project, serving: Cluster, model: ModelCard) -> None:
+    if not Lane.objects.filter(project=project, slug=LANE).exists():
+        lane_create(project=project, slug=LANE, cluster=serving, model=model, actor=SYSTEM, system_prompt=LANE_PROMPT)
+    if not SignalDefinition.objects.filter(project=project, slug="thumbs").exists():
+        signal_define(project=project, slug="thumbs", value_type=SignalType.BOOLEAN)
+    if not SignalMap.objects.filter(project=project).exists():
+        content: dict[str, Any] = {"signals": {"thumbs": {"values": {"true": 1.0, "false": 0.0}}}}
+        signal_map_publish(project=project, content=content, author=None, actor=SYSTEM)
+
+
+def _slug(name: str) -> str:
+    cleaned = "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-")
+    return cleaned[:64] or "model"
