@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import socket
 import sys
 from pathlib import Path
 
-from rl_core.engines.linear import ComputeDtype
+from rl_core.engines.protocol import ComputeDtype
+from rl_core.engines.sockets import bind
 from rl_core.errors import RlCoreError
 
 EXIT_CANNOT_START = 2
@@ -38,20 +40,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
+    # What is cheap to check comes before torch is imported.
+    inference_token, control_token = _token(arguments.inference_token_file), _token(arguments.control_token_file)
+    sockets = [_bind(arguments.host, port) for port in (arguments.port, arguments.control_port)]
+
     import torch
 
     from rl_core.engines.scheduler import SchedulerLimits
-    from rl_core.engines.server import EngineServer, ServerOptions, bind, serve
+    from rl_core.engines.server import EngineServer, ServerOptions, serve
 
     torch.set_num_threads(arguments.threads)
-    sockets = []
-    for port in (arguments.port, arguments.control_port):
-        try:
-            sockets.append(bind(arguments.host, port))
-        except (OSError, OverflowError) as error:
-            raise _CannotStartError(
-                f"cannot listen on {arguments.host}:{port}: {error}; choose another port or stop what uses it"
-            ) from error
     limits = SchedulerLimits(
         max_seqs=arguments.max_seqs,
         max_len=arguments.max_len,
@@ -65,8 +63,8 @@ def _serve(arguments: argparse.Namespace) -> None:
                 model=arguments.model,
                 name=arguments.name,
                 store=arguments.store,
-                inference_token=_token(arguments.inference_token_file),
-                control_token=_token(arguments.control_token_file),
+                inference_token=inference_token,
+                control_token=control_token,
                 slots=arguments.weight_slots,
                 dtype=arguments.dtype,
                 limits=limits,
@@ -80,6 +78,15 @@ def _serve(arguments: argparse.Namespace) -> None:
         ",".join(server.engine.slots),
     )  # fmt: skip
     asyncio.run(serve(server, *sockets))
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return bind(host, port)
+    except (OSError, OverflowError) as error:
+        raise _CannotStartError(
+            f"cannot listen on {host}:{port}: {error}; choose another port or stop what uses it"
+        ) from error
 
 
 def _token(path: Path) -> str:

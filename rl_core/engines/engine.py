@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from rl_core.engines.config import ModelConfig
-from rl_core.engines.linear import ComputeDtype, choose_dtype
+from rl_core.engines.linear import choose_dtype
+from rl_core.engines.protocol import ComputeDtype
 from rl_core.engines.request import ActiveSequence, OnToken, Request, TextCodec
 from rl_core.engines.scheduler import Scheduler, SchedulerLimits
 from rl_core.engines.weights import WeightSet

@@ -7,7 +7,6 @@ of a gated unit and the residual sum into the multiplication.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import cache
 from typing import Protocol
 
@@ -15,13 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the field's name for it)
 from torch import Tensor
 
-
-class ComputeDtype(StrEnum):
-    """What the engine computes in."""
-
-    AUTO = "auto"  # the checkpoint's own where the CPU multiplies it natively, else float32
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
+from rl_core.engines.protocol import ComputeDtype
 
 
 class Linear(Protocol):

@@ -21,6 +21,14 @@ MAX_STOPS: Final = 16
 MAX_TOP_LOGPROBS: Final = 20
 
 
+class ComputeDtype(StrEnum):
+    """What the engine computes in."""
+
+    AUTO = "auto"  # the checkpoint's own where the CPU multiplies it natively, else float32
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 class SlotState(StrEnum):
     """Where a weight slot stands with its target."""
 

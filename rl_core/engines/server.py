@@ -25,8 +25,8 @@ from rl_core.engines.control_api import ControlApi
 from rl_core.engines.engine import Engine
 from rl_core.engines.generate_api import GenerateApi
 from rl_core.engines.http import BearerAuth, on_core_error, on_disconnect, on_http_error
-from rl_core.engines.linear import ComputeDtype
 from rl_core.engines.openai_api import OpenAiApi
+from rl_core.engines.protocol import ComputeDtype
 from rl_core.engines.reconciler import SlotReconciler
 from rl_core.engines.scheduler import SchedulerLimits
 from rl_core.errors import RlCoreError
@@ -115,20 +115,6 @@ class _Listener(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, for `serve`. Raises: OSError when the port is in use."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(256)
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 async def serve(server: EngineServer, inference: socket.socket, control: socket.socket) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Mi
 
 from rl_core.chat import ChatTokenizer
 from rl_core.engines.engine import Engine
-from rl_core.engines.linear import ComputeDtype
+from rl_core.engines.protocol import ComputeDtype
 from rl_core.engines.request import ActiveSequence, Request
 from rl_core.engines.scheduler import SchedulerLimits
 from rl_core.models.checkpoint import read_checkpoint, write_checkpoint
