@@ -147,6 +147,20 @@ def test_a_wrong_frame_met_backwards_is_taken_back(tmp_path):
     assert not shadow.poisoned
 
 
+@pytest.mark.parametrize("kind", [HopKind.FORWARD, HopKind.BACKWARD])
+def test_a_hop_is_not_begun_on_another_base(tmp_path, kind):
+    """Whoever planned the path: the application itself looks at the base before it writes a word."""
+    lineage = Lineage(tmp_path, versions=3)
+    key = lineage.published[2].manifest_key
+    manifest = read_manifest(lineage.store, key)
+    hop = Hop(kind=kind, manifest_key=key, manifest=manifest, leads_to=Base("lin:0-2", manifest.root, key))
+    shadow = lineage.shadow(3)
+    with pytest.raises(BaseMismatch, match="Nothing was applied"):
+        HopApplication(shadow, hop, threads=1).__enter__()
+    assert same_bits(shadow.tensors, lineage.weights[3])
+    assert not shadow.poisoned
+
+
 def test_memory_that_was_written_to_poisons_and_a_snapshot_repairs(tmp_path):
     lineage = Lineage(tmp_path, versions=2)
     shadow = lineage.shadow(0)

@@ -170,6 +170,19 @@ def test_a_target_whose_manifest_is_anothers_is_refused(tmp_path):
             reconcile(lineage.store, lineage.shadow(0), target)
 
 
+def test_a_chain_that_names_anothers_manifest_as_its_base_is_refused(tmp_path):
+    lineage = Lineage(tmp_path, versions=3)
+    crooked = Base("lin:0-3", lineage.published[3].root, lineage.published[1].manifest_key)
+    new = step(lineage.weights[3], seed=50)
+    published = publish_delta(
+        lineage.store, old=lineage.weights[3], new=new, version=VersionRef("lin", 0, 4), base=crooked, fence=0
+    )
+    target = Target(version="lin:0-4", root=published.root, manifest=published.manifest_key)
+    with pytest.raises(ManifestError, match="was named"):
+        plan_path(lineage.store, lineage.shadow(0), target)
+    assert len(plan_path(lineage.store, lineage.shadow(3), target)) == 1  # nobody needs to look at the base's manifest
+
+
 def test_new_removed_reshaped_and_retyped_tensors(tmp_path):
     lineage = Lineage(tmp_path, versions=0)
     new = step(lineage.weights[0], seed=1)
@@ -187,6 +200,18 @@ def test_new_removed_reshaped_and_retyped_tensors(tmp_path):
     # Such a delta cannot be taken back: the way to the old version is its snapshot.
     result = reconcile(lineage.store, shadow, lineage.target(0))
     assert kinds(result.hops) == [HopKind.SNAPSHOT]
+    assert same_bits(shadow.tensors, lineage.weights[0])
+
+
+def test_a_delta_that_only_removes_cannot_be_taken_back(tmp_path):
+    lineage = Lineage(tmp_path, versions=0)
+    new = {name: tensor for name, tensor in lineage.weights[0].items() if name != "model.norm.weight"}
+    number = lineage.publish(new, onto=0)
+    assert not lineage.published[number].reversible
+    shadow = lineage.shadow(0)
+    result = reconcile(lineage.store, shadow, lineage.target(number))
+    assert result.removed == ("model.norm.weight",)
+    assert kinds(reconcile(lineage.store, shadow, lineage.target(0)).hops) == [HopKind.SNAPSHOT]
     assert same_bits(shadow.tensors, lineage.weights[0])
 
 

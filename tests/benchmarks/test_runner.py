@@ -1,0 +1,50 @@
+import json
+import subprocess
+import sys
+
+from benchmarks.__main__ import _markdown, names
+from benchmarks.measure import host, interleaved_medians
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    done = run("nonsense")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "nonsense" in done.stderr
+    assert ", ".join(names()) in done.stderr
+
+
+def test_no_name_at_all_is_an_error_too():
+    assert run().returncode == 2
+
+
+def test_only_modules_with_a_run_are_benchmarks():
+    assert "delta" in names()
+    assert not {"measure", "__main__"} & set(names())
+
+
+def test_candidates_take_turns_and_the_median_is_taken():
+    order = []
+    ticks = iter([0.0, 1.0, 0.0, 10.0, 0.0, 2.0, 0.0, 20.0, 0.0, 99.0, 0.0, 30.0])
+    medians = interleaved_medians(
+        {"a": lambda: order.append("a"), "b": lambda: order.append("b")},
+        repeats=3,
+        clock=lambda: next(ticks),
+        warmup=False,
+    )
+    assert order == ["a", "b"] * 3
+    assert medians == {"a": 2.0, "b": 20.0}
+
+
+def test_results_are_a_table_for_each_benchmark():
+    result = {"ratio": 12.3456789, "missing": ["peer"], "host": host(), "quick": True, "seconds": 1.5}
+    text = _markdown({"delta": json.loads(json.dumps(result))}, failed=["engine"])
+    assert "## delta (1.5 s, quick)" in text
+    assert "| `ratio` | 12.35 |" in text
+    assert "| `missing` | peer |" in text
+    assert "- `engine`" in text
