@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec, cast
 from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
@@ -59,7 +59,7 @@ def access_of(request: HttpRequest, project_id: UUID | None = None, action: Acti
     user = request.user
     if not isinstance(user, User):
         raise PermissionDenied("log in first")
-    memberships = memberships_of(user)
+    memberships = request_memberships(request)
     membership = _chosen(memberships, str(project_id or request.session.get(SESSION_KEY, "")), strict=bool(project_id))
     if membership is None:
         raise Http404("no such project, or you are not a member of it")
@@ -69,6 +69,15 @@ def access_of(request: HttpRequest, project_id: UUID | None = None, action: Acti
     if not access.may(action):
         raise PermissionDenied(f"your role here is {membership.role}, which may not do this: ask an owner")
     return access
+
+
+def request_memberships(request: HttpRequest) -> list[Membership]:
+    """The user's memberships, read once a request."""
+    known: list[Membership] | None = getattr(request, "slipway_memberships", None)
+    if known is None:
+        known = memberships_of(request.user)
+        request.slipway_memberships = known  # type: ignore[attr-defined]
+    return known
 
 
 def _chosen(memberships: list[Membership], project_id: str, *, strict: bool) -> Membership | None:
@@ -91,11 +100,10 @@ def page(
     ) -> Callable[Concatenate[HttpRequest, P], HttpResponseBase]:
         @wraps(view)
         def wrapped(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
-            if not memberships_of(request.user):
+            if not request_memberships(request):
                 return render(request, "frontend/no_project.html", status=200)
             return view(request, access_of(request, action=action), *args, **kwargs)
 
-        guarded: Callable[Concatenate[HttpRequest, P], HttpResponseBase] = login_required(wrapped)
-        return guarded
+        return cast(Callable[Concatenate[HttpRequest, P], HttpResponseBase], login_required(wrapped))
 
     return decorate

@@ -8,9 +8,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
 from controlplane.selectors.pages_events import topic_seqs
-from controlplane.selectors.pages_people import memberships_of
 from controlplane.services.events import project_topic
-from frontend.access import Access
+from frontend.access import Access, request_memberships
 from frontend.navigation import navigation
 
 
@@ -37,7 +36,7 @@ def show(
         "access": access,
         "section": section,
         "navigation": navigation(access.role),
-        "projects": [membership.project for membership in memberships_of(access.user)],
+        "projects": [membership.project for membership in request_memberships(request)],
         "live_topics": live or {},
         **context,
     }

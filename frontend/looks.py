@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+from string import Formatter
 from typing import Any
 
 from controlplane.states import EventType
@@ -88,71 +90,84 @@ def look_of(state: str) -> Look:
     return STATE_LOOKS.get(state, Look("·", Tone.IDLE))
 
 
-# A sentence for each kind of event. `{key}` takes the event's data; what is missing reads as "…".
-EVENT_SENTENCES: dict[EventType, str] = {
-    EventType.PROJECT_CREATED: "Project {slug} opened",
-    EventType.MEMBER_CHANGED: "Member {user}: {before} → {role}",
-    EventType.KEY_CREATED: "API key {name} created with scopes {scopes}",
-    EventType.KEY_REVOKED: "API key {name} revoked",
-    EventType.MODEL_REGISTERED: "Model {slug} registered",
-    EventType.CLUSTER_CREATED: "Cluster {slug} created",
-    EventType.REPLICA_REGISTERED: "Replica {name} registered",
-    EventType.REPLICA_CHANGED: "Replica {name} is {state}",
-    EventType.REPLICA_TARGETED: "Replica {name} is to hold version {version} in slot {slot}",
-    EventType.TASK_SET_CREATED: "Task set {slug} version {version} stored",
-    EventType.RUBRIC_PUBLISHED: "Rubric {slug} version {number} published",
-    EventType.RUN_CREATED: "Run {name} created",
-    EventType.RUN_CHANGED: "Run is {state}",
-    EventType.STAGE_CHANGED: "Stage {position} is {state}",
-    EventType.GROUP_CHANGED: "Group {position} is {state}",
-    EventType.ROLLOUT_CHANGED: "Rollout {attempt} is {state}",
-    EventType.STEP_CHANGED: "Step {number} is {state}",
-    EventType.METRICS_RECORDED: "Metrics recorded at step {step}",
-    EventType.VERSION_CHANGED: "Version {epoch}-{number} is {state}",
-    EventType.EPOCH_OPENED: "Epoch {epoch} opened",
-    EventType.TRANSFER_CHANGED: "Transfer of version {number} to {replica} is {state}",
-    EventType.EVALUATION_CHANGED: "Evaluation after step {step_number} is {state}",
-    EventType.WORK_DIED: "Work {kind} died after {failures} failures: {code}",
-    EventType.WORK_REPLAYED: "Work {kind} replayed",
-    EventType.LANE_CREATED: "Lane {slug} created",
-    EventType.LANE_CHANGED: "Lane serves version {to}",
-    EventType.RELEASE_CHANGED: "Release is {state}",
-    EventType.RELEASE_APPROVED: "Release approved ({approvals})",
-    EventType.SIGNAL_MAP_PUBLISHED: "Signal map {number} published",
-    EventType.SOURCE_CHANGED: "Feedback source {source} changed",
-    EventType.FEEDBACK_RECEIVED: "Feedback {signal} received: {state}",
-    EventType.FEEDBACK_CHANGED: "Feedback is {state}",
-    EventType.PAYLOAD_REJECTED: "Payload of {sender} refused: {code}",
-    EventType.USER_ERASED: "A user's content erased ({generations} generations)",
+# Sentences for each kind of event: the first of which all data are there is taken, else the last.
+EVENT_SENTENCES: dict[EventType, tuple[str, ...]] = {
+    EventType.PROJECT_CREATED: ("Project {slug} opened",),
+    EventType.MEMBER_CHANGED: ("Member {user}: {before} → {role}", "Member {user} is {role}"),
+    EventType.KEY_CREATED: ("API key {name} created with scopes {scopes}",),
+    EventType.KEY_REVOKED: ("API key {name} revoked",),
+    EventType.MODEL_REGISTERED: ("Model {slug} registered",),
+    EventType.CLUSTER_CREATED: ("Cluster {slug} created",),
+    EventType.REPLICA_REGISTERED: ("Replica {cluster}/{name} registered",),
+    EventType.REPLICA_CHANGED: ("Replica of {cluster} is {state}",),
+    EventType.REPLICA_TARGETED: ("Replica of {cluster} is to hold version {version} in slot {slot}",),
+    EventType.TASK_SET_CREATED: ("Task set {slug} version {version} stored",),
+    EventType.RUBRIC_PUBLISHED: ("Rubric {slug} version {number} published",),
+    EventType.RUN_CREATED: ("Run {name} created",),
+    EventType.RUN_CHANGED: ("Run is {state}",),
+    EventType.STAGE_CHANGED: ("Stage {position} is {state}",),
+    EventType.GROUP_CHANGED: ("Group {position} is {state}", "Groups {positions} are {state}"),
+    EventType.ROLLOUT_CHANGED: ("Rollout {rollout} is {state} after {turns} turns",),
+    EventType.STEP_CHANGED: ("Step {number} is {state}",),
+    EventType.METRICS_RECORDED: ("Metrics recorded at step {step}", "Metrics recorded"),
+    EventType.VERSION_CHANGED: ("Version {epoch}-{number} is {state}",),
+    EventType.EPOCH_OPENED: ("Epoch {epoch} opened",),
+    EventType.TRANSFER_CHANGED: ("Transfer of version {version} to {cluster} is {state}",),
+    EventType.EVALUATION_CHANGED: ("Evaluation after step {step_number} is {state}",),
+    EventType.WORK_DIED: ("Work {kind} died after {failures} failures: {code}",),
+    EventType.WORK_REPLAYED: ("Work {kind} replayed",),
+    EventType.LANE_CREATED: ("Lane {slug} created",),
+    EventType.LANE_CHANGED: ("Lane serves version {to}",),
+    EventType.RELEASE_CHANGED: ("Release is {state}",),
+    EventType.RELEASE_APPROVED: ("Release approved ({approvals} so far)",),
+    EventType.SIGNAL_MAP_PUBLISHED: ("Signal map {number} published",),
+    EventType.SOURCE_CHANGED: ("Feedback source {source} changed",),
+    EventType.FEEDBACK_RECEIVED: ("Feedback {signal} received: {state}",),
+    EventType.FEEDBACK_CHANGED: ("Feedback is {state}",),
+    EventType.PAYLOAD_REJECTED: ("Payload of {sender} refused: {code}",),
+    EventType.USER_ERASED: ("A user's content erased ({generations} generations)",),
 }
 
 # Kinds that somebody should look at.
 ALARMING = frozenset({EventType.WORK_DIED, EventType.EPOCH_OPENED, EventType.PAYLOAD_REJECTED})
 _ALARMING_STATES = frozenset({"failed", "poisoned", "dead", "rolled_back", "voided", "offline"})
 _MAX_VALUE_CHARS = 120
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_VERSION = re.compile(r"[A-Za-z0-9-]{1,64}:(\d+-\d+)")
 
 
 class _Lenient(dict[str, Any]):
-    """Event data for `format_map`: a missing key reads as an ellipsis, a long value is cut."""
+    """Event data for `format_map`: ids are cut to what tells them apart, a missing key reads as an ellipsis."""
 
     def __missing__(self, key: str) -> str:
         return "…"
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> str:
         value = super().__getitem__(key) if key in self else self.__missing__(key)
-        if isinstance(value, list):
-            value = ", ".join(str(item) for item in value)
-        text = "—" if value is None else str(value)
+        items = value if isinstance(value, list) else [value]
+        text = ", ".join(_brief(item) for item in items)
         return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 1] + "…"
+
+
+def _brief(value: Any) -> str:
+    """A value in a sentence: a version without its lineage, the end of an id."""
+    text = "nobody" if value is None else str(value)
+    if version := _VERSION.fullmatch(text):
+        return version[1]
+    return f"…{text[-8:]}" if _UUID.fullmatch(text) else text
 
 
 def event_sentence(event_type: str, data: dict[str, Any]) -> str:
     """What happened, in words. A kind this build does not know is shown by its name."""
-    try:
-        sentence = EVENT_SENTENCES[EventType(event_type)]
-    except ValueError:
+    if event_type not in EVENT_SENTENCES:
         return event_type
-    return sentence.format_map(_Lenient(data))
+    sentences = EVENT_SENTENCES[EventType(event_type)]
+    whole = (text for text in sentences if all(data.get(key) is not None for key in _keys_of(text)))
+    return next(whole, sentences[-1]).format_map(_Lenient(data))
+
+
+def _keys_of(sentence: str) -> list[str]:
+    return [key for _, key, _, _ in Formatter().parse(sentence) if key]
 
 
 def event_tone(event_type: str, data: dict[str, Any]) -> Tone:

@@ -48,3 +48,8 @@ def visible(text: str) -> SafeString:
 def visible_text(text: str) -> str:
     """The same as plain text, for attributes and titles: hidden characters as ⟦NAME⟧."""
     return "".join(f"⟦{name_of(character)}⟧" if is_hidden(character) else character for character in text)
+
+
+def without_hidden(text: str) -> str:
+    """The text without hidden characters, to go on typing from."""
+    return "".join(character for character in text if not is_hidden(character))

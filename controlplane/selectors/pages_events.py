@@ -24,6 +24,7 @@ class EventFilter:
     """What the events page was asked for. Empty means all."""
 
     type: str = ""
+    by: str = ""
     actor: str = ""
     topic: str = ""
     reason: str = ""
@@ -43,6 +44,8 @@ def events_page(project: Project, wanted: EventFilter, size: int = PAGE) -> Even
     query = Q(project=project)
     if wanted.type:
         query &= Q(type__startswith=wanted.type)
+    if wanted.by:
+        query &= Q(actor_kind=wanted.by)
     if wanted.actor:
         query &= Q(actor__icontains=wanted.actor)
     if wanted.topic:

@@ -88,7 +88,16 @@ class RubricForm:
         for index in range(count):
             values = {name: _clean(column[index]) if index < len(column) else "" for name, column in columns.items()}
             if values["key"] or values["text"]:
-                rows.append(CriterionRow(**values))
+                rows.append(
+                    CriterionRow(
+                        key=values["key"],
+                        text=values["text"],
+                        kind=values["kind"],
+                        weight=values["weight"],
+                        tier=values["tier"],
+                        params=values["params"],
+                    )
+                )
         form = cls(slug or text_of(data, "slug"), text_of(data, "note"), rows or [CriterionRow()])
         if not form.slug:
             form.problems.add("Give the rubric a name of lower-case letters, digits and -", "slug")

@@ -38,7 +38,7 @@ def quantity_bytes(value: float | None) -> str:
 @register.filter
 def figure(value: float | None, digits: int = 3) -> str:
     """A number with so many significant digits; thousands are grouped."""
-    if value is None or value == "":
+    if value is None:
         return _DASH
     number = float(value)
     if number == int(number) and abs(number) < 1e15:
@@ -201,13 +201,7 @@ def query_with(context: dict[str, Any], **changes: Any) -> str:
             query.pop(key, None)
         else:
             query[key] = str(value)
-    return query.urlencode()
-
-
-@register.filter
-def field_id(name: str) -> str:
-    """A field's id in the page."""
-    return f"f-{name}".replace(".", "-")
+    return str(query.urlencode())
 
 
 @register.filter

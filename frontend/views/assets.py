@@ -44,7 +44,7 @@ def _bundle_gzip() -> bytes:
 @require_safe
 @cache_control(max_age=_YEAR_S, public=True, immutable=True)
 def plotly(request: HttpRequest, release: str) -> HttpResponse:
-    """plotly's bundle, compressed once, cached by browsers for a year under its release's name."""
+    """Plotly's bundle, compressed once, cached by browsers for a year under its release's name."""
     if release != plotly_release():
         raise Http404("another release of plotly is installed")
     zipped = "gzip" in request.headers.get("Accept-Encoding", "")

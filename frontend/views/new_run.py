@@ -15,6 +15,7 @@ from controlplane.services.runs import run_create
 from frontend.access import Access, page
 from frontend.forms.run import NUMBERS, RunForm, spec_fields
 from frontend.frame import show
+from frontend.plain import without_hidden
 from frontend.queries import uuid_of
 
 
@@ -40,10 +41,11 @@ def run_new(request: HttpRequest, access: Access) -> HttpResponse:
 
 
 def _fresh(request: HttpRequest, access: Access, ingredients: RunIngredients) -> RunForm:
-    like = Run.objects.filter(project=access.project, pk=uuid_of(request.GET, "like")).first()
+    wanted = uuid_of(request.GET, "like")
+    like = Run.objects.filter(project=access.project, pk=wanted).first() if wanted else None
     if like is None:
         return RunForm.fresh(ingredients)
-    return RunForm.fresh(ingredients, like=like.spec, name=f"{like.name} again")
+    return RunForm.fresh(ingredients, like=like.spec, name=f"{without_hidden(like.name)} again")
 
 
 def _create(access: Access, form: RunForm, ingredients: RunIngredients) -> Run | None:

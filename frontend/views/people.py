@@ -63,7 +63,8 @@ def _change_members(request: HttpRequest, access: Access) -> str:
             actor=access.actor,
         )
         return f"{user.username} can log in as {role.value}"
-    membership = Membership.objects.filter(project=access.project, pk=uuid_of(request.POST, "membership")).first()
+    wanted = uuid_of(request.POST, "membership")
+    membership = Membership.objects.filter(project=access.project, pk=wanted).first() if wanted else None
     if membership is None:
         raise Http404("there is no such member")
     reason = text_of(request.POST, "reason")
