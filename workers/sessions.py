@@ -191,7 +191,7 @@ def harness_of(environment: str, model_folder: str) -> Harness:
 
 @functools.lru_cache(maxsize=16)
 def world_of(environment: str) -> World:
-    """The world that serves all sessions of the process. Raises: SandboxRefused when it needs a sandbox and has none."""
+    """The world that serves all sessions of the process. Raises: SandboxRefused where a layer is missing."""
     kind = ENVIRONMENTS[environment]
     return kind.open_world(SandboxClient(settings.SANDBOX_SOCKET) if kind.needs_sandbox else None)
 

@@ -114,7 +114,8 @@ def _stage_context(run: Run) -> StageContext | None:
     if run.lineage.head is None:
         raise RuntimeError(f"lineage {run.lineage_id} has no head")
     stage.run = run
-    return StageContext(run, stage, spec_of(run), run.lineage.head)
+    spec = spec_of(run)
+    return StageContext(run, stage, spec, run.lineage.head, rollout_clusters(run, spec))
 
 
 def _context(run_id: uuid.UUID) -> StageContext | None:

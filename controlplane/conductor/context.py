@@ -11,17 +11,13 @@ from rl_core.types import ClusterRole
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """A running stage of a run, and the head of its lineage."""
+    """A stage of a run, the head of its lineage, and the clusters whose engines roll out for it."""
 
     run: Run
     stage: Stage
     spec: RunSpec
     head: PolicyVersion
-
-    @property
-    def clusters(self) -> list[Cluster]:
-        """The clusters whose engines roll out for the run."""
-        return rollout_clusters(self.run, self.spec)
+    clusters: tuple[Cluster, ...]
 
 
 def spec_of(run: Run) -> RunSpec:
@@ -29,11 +25,11 @@ def spec_of(run: Run) -> RunSpec:
     return parse_run_spec(run.spec)
 
 
-def rollout_clusters(run: Run, spec: RunSpec) -> list[Cluster]:
+def rollout_clusters(run: Run, spec: RunSpec) -> tuple[Cluster, ...]:
     """The rollout clusters that the spec names, or all of the project when it names none; none without an RL stage."""
     if not any(isinstance(stage, RlStage) for stage in spec.stages):
         return []
     clusters = Cluster.objects.filter(project_id=run.project_id, role=ClusterRole.ROLLOUT.value)
     if spec.rollout_clusters:
         clusters = clusters.filter(slug__in=spec.rollout_clusters)
-    return list(clusters.order_by("slug"))
+    return tuple(clusters.order_by("slug"))

@@ -20,6 +20,7 @@ from controlplane.services.work import Claim, work_enqueue, work_fenced, work_fi
 from controlplane.states import ActorKind, EventType, GroupState, StepState, WorkKind
 
 TRAINER = Actor(ActorKind.WORKER, "trainer")
+_FENCES_A_STEP = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,14 @@ def step_begin(claim: Claim) -> Step | None:
     return step
 
 
+def train_fence(claim: Claim, step: Step) -> int:
+    """The fence of an attempt at a step, larger than that of every attempt at an earlier step of the run.
+
+    A unit's own fence starts anew with every step; trainers and the store see one sequence for a run.
+    """
+    return step.number * _FENCES_A_STEP + claim.fence
+
+
 def step_version_begin(claim: Claim, *, step: Step) -> PolicyVersion:
     """Reserve the version that the step will make, in the newest epoch, for this attempt. Raises: StaleFence."""
     with work_fenced(claim):
@@ -104,7 +113,7 @@ def step_version_begin(claim: Claim, *, step: Step) -> PolicyVersion:
             epoch=lineage.epoch,
             number=step.base_version.number + 1,
             parent=step.base_version,
-            fence=claim.fence,
+            fence=train_fence(claim, step),
         )
 
 
@@ -122,7 +131,7 @@ def step_publish(
     Raises: StaleFence, Conflict: nothing is changed then.
     """
     with work_fenced(claim):
-        version_commit(version=version, fence=claim.fence, weights=weights, run=step.run, actor=TRAINER)
+        version_commit(version=version, fence=train_fence(claim, step), weights=weights, run=step.run, actor=TRAINER)
         transition(step, to=StepState.PUBLISHED, version=version, metrics=dict(metrics), published_at=Now())
         work_finish(claim)
         metrics_record(run=step.run, values=metrics, step=step.number, actor=TRAINER)

@@ -121,10 +121,15 @@ def version_abandon(*, version: PolicyVersion, run: Run | None, actor: Actor, re
 
 
 def epoch_open(*, run: Run, lineage: Lineage, actor: Actor, reason: str) -> int:
-    """Open the lineage's next epoch: weights derived again differ from those published. Returns its number."""
+    """Open the lineage's next epoch: weights derived again differ from those published. Returns its number.
+
+    What older epochs were still publishing is abandoned.
+    """
     with transaction.atomic():
         Lineage.objects.filter(pk=lineage.pk).update(epoch=F("epoch") + 1)
         lineage.refresh_from_db()
+        unfinished = lineage.versions.filter(state=VersionState.PUBLISHING, epoch__lt=lineage.epoch)
+        unfinished.update(state=VersionState.ABANDONED)
         event_append(
             project_id=run.project_id,
             topic=run_topic(run.pk),

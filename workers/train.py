@@ -1,0 +1,126 @@
+"""The train queue: one optimiser step in the resident trainer, published and committed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import structlog
+from django.utils import timezone
+
+from controlplane.models import Step
+from controlplane.services.metrics import Metric
+from controlplane.services.steps import (
+    run_checkpoint_note,
+    step_begin,
+    step_publish,
+    step_version_begin,
+    train_fence,
+)
+from controlplane.services.versions import PublishedWeights
+from controlplane.states import WorkKind
+from rl_core.errors import BaseMismatch, CheckpointError, TrainerLost
+from workers.base import Attempt, unit_task
+from workers.trainers import ResidentTrainer
+
+log = structlog.get_logger(__name__)
+
+# One model at a time fits a small machine: the process of a train worker keeps one trainer from step to step.
+_resident = ResidentTrainer()
+
+
+@unit_task(WorkKind.TRAIN)
+def train(attempt: Attempt) -> None:
+    """One step. Whatever happens, its batch counts once: the commit is refused to all but the newest attempt."""
+    step = step_begin(attempt.claim)
+    if step is None:
+        return
+    train_step(attempt, step, _resident)
+
+
+def train_step(attempt: Attempt, step: Step, trainer: ResidentTrainer) -> None:
+    """Train, publish, commit, and write a checkpoint when it is time. Raises: what the trainer raises, StaleFence."""
+    started = time.monotonic()
+    claim = attempt.claim
+    fence = train_fence(claim, step)
+    trainer.stand_before(step, attempt)
+    version = step_version_begin(claim, step=step)
+    try:
+        answer = trainer.take(step, version=version.ref, fence=fence)
+    except (TrainerLost, BaseMismatch) as error:
+        attempt.check()
+        trainer.close()
+        raise TrainerLost(f"{error}; the next attempt rebuilds it") from error
+    attempt.check()
+    busy_s = time.monotonic() - started
+    step_publish(
+        claim,
+        step=step,
+        version=version,
+        weights=_weights(answer),
+        metrics=step_metrics(step, answer, busy_s=busy_s),
+        over_time=_idle(step, busy_s),
+    )
+    trainer.published(version)
+    log.info("step_published", step=step.number, version=str(version.ref), seconds=round(busy_s, 2))
+    if _checkpoint_due(step):
+        _checkpoint(step, trainer, fence=fence)
+
+
+def step_metrics(step: Step, answer: dict[str, Any], *, busy_s: float) -> dict[str, float]:
+    """The trainer's own metrics, and what the batch and the publication say."""
+    values = {name: float(value) for name, value in answer["metrics"].items() if value is not None}
+    numbers = list(
+        step.batch.filter(rollout__oldest_version__isnull=False).values_list(
+            "rollout__oldest_version__number", flat=True
+        )
+    )
+    if numbers:
+        base = step.base_version.number
+        values[Metric.STALENESS_MEAN] = base - sum(numbers) / len(numbers)
+        values[Metric.STALENESS_MAX] = base - min(numbers)
+    values[Metric.DELTA_BYTES] = answer["bytes"]
+    values[Metric.DELTA_RATIO] = answer["full_bytes"] / max(1, answer["bytes"])
+    values[Metric.CHANGED_SHARE] = answer["changed_elements"] / max(1, answer["elements"])
+    values[Metric.STEP_S] = busy_s
+    values.pop("step", None)
+    return values
+
+
+def _weights(answer: dict[str, Any]) -> PublishedWeights:
+    return PublishedWeights(
+        root=answer["root"],
+        manifest_key=answer["manifest"],
+        delta_bytes=answer["bytes"],
+        full_bytes=answer["full_bytes"],
+        changed_elements=answer["changed_elements"],
+        elements=answer["elements"],
+    )
+
+
+def _idle(step: Step, busy_s: float) -> dict[str, float]:
+    """Share of the time since the step before that the trainer waited for a batch."""
+    before = step.run.steps.filter(number=step.number - 1).first()
+    if before is None or before.published_at is None:
+        return {}
+    wall_s = (timezone.now() - before.published_at).total_seconds()
+    return {Metric.TRAINER_IDLE: min(1.0, max(0.0, 1.0 - busy_s / max(wall_s, 1e-6)))}
+
+
+def _checkpoint_due(step: Step) -> bool:
+    """Every so many steps, and at the end of a stage that others follow: the next one starts from it."""
+    every = step.stage.spec.get("checkpoint_every", 1)
+    last = step.stage.steps.count() >= step.stage.spec.get("steps", 1)
+    followed = step.run.stages.filter(position__gt=step.stage.position).exists()
+    return step.number % every == 0 or (last and followed)
+
+
+def _checkpoint(step: Step, trainer: ResidentTrainer, *, fence: int) -> None:
+    """A checkpoint that cannot be written costs time after a crash, never a step: say so and go on."""
+    try:
+        folder = trainer.checkpoint(fence=fence)
+    except (CheckpointError, TrainerLost) as error:
+        log.error("checkpoint_not_written", step=step.number, error=str(error)[:300])
+        return
+    run_checkpoint_note(run=step.run, folder=folder, step_number=step.number)
+    log.info("checkpoint_written", step=step.number, folder=folder)
