@@ -62,7 +62,8 @@ class LocalEngines:
         return ProcessSpec(name=self._name(replica), argv=tuple(argv), env=dict(LEAN), priority=30)
 
     def _name(self, replica: Replica) -> str:
-        name = f"engine-{replica.cluster.slug}-{replica.name}"
+        slug = replica.cluster.slug
+        name = f"engine-{replica.name}" if replica.name.startswith(slug) else f"engine-{slug}-{replica.name}"
         if name in self._names:  # another project has a cluster of that name
             name = f"{name}-{replica.pk.hex[-6:]}"
         self._names.add(name)

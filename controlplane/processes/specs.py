@@ -71,6 +71,8 @@ def worker_spec(queue: Queue) -> ProcessSpec:
             *("-n", f"{queue.value}@%h", *pool, "--loglevel", settings.LOG_LEVEL),
             *("--without-gossip", "--without-mingle", "--without-heartbeat"),
         ),
+        # Celery would load every page and API view to check them, in each worker.
+        env={**LEAN, "CELERY_SKIP_CHECKS": "1"},
         # Celery's bounded stop: running tasks get a few seconds and are then given back.
         stop_signal=signal.SIGQUIT,
         grace_s=12.0,
