@@ -1,0 +1,82 @@
+"""sandboxd: `python -m rl_core.sandbox --socket PATH --state DIR`, or `--check` to see which layers there are.
+
+Exit codes: 0 stopped or all well, 2 wrong arguments, 3 refused: a layer of isolation is missing or the socket is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import structlog
+import uvicorn
+
+from rl_core.errors import SandboxRefused
+from rl_core.sandbox.daemon import build_app, open_socket
+from rl_core.sandbox.layers import OPTIONAL, LayerState, build_launcher
+from rl_core.sandbox.reaper import Reaper
+
+log = structlog.get_logger(__name__)
+
+REFUSED = 3
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Check or serve. Returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    Reaper.adopt_orphans()
+    try:
+        return asyncio.run(_check() if arguments.check else _serve(arguments))
+    except SandboxRefused as error:
+        sys.stderr.write(f"sandboxd refuses to start: {error}\n")
+        return REFUSED
+    except KeyboardInterrupt:
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m rl_core.sandbox", description="Runs untrusted code in sandboxes.")
+    parser.add_argument("--check", action="store_true", help="print which layers of isolation there are, and end")
+    parser.add_argument("--socket", type=Path, default=Path("var/sandboxd.sock"), help="unix socket to listen on")
+    parser.add_argument("--state", type=Path, default=Path("var/sandboxd"), help="folder for the process id")
+    parser.add_argument("--slots", type=int, default=max(2, os.cpu_count() or 2), help="runs at once")
+    parser.add_argument("--max-queued", type=int, default=512, help="runs that may wait for a slot")
+    return parser
+
+
+async def _check() -> int:
+    _, states = await build_launcher()
+    for state in states:
+        sys.stdout.write(f"{_mark(state):8} {state.layer.value:13} {state.detail}\n")
+    return 0
+
+
+def _mark(state: LayerState) -> str:
+    if state.present:
+        return "ok"
+    return "absent" if state.layer in OPTIONAL else "MISSING"
+
+
+async def _serve(arguments: argparse.Namespace) -> int:
+    listener = open_socket(arguments.socket)
+    try:
+        launcher, states = await build_launcher()
+        arguments.state.mkdir(parents=True, exist_ok=True)
+        (arguments.state / "sandboxd.pid").write_text(f"{os.getpid()}\n")
+        app = build_app(launcher, states, slots=arguments.slots, max_queued=arguments.max_queued)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+        log.info("sandboxd_ready", socket=str(arguments.socket), slots=arguments.slots)
+        await uvicorn.Server(config).serve(sockets=[listener])
+    finally:
+        listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            arguments.socket.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
