@@ -32,6 +32,16 @@ _HEALTHY_AFTER_S = 30.0
 _BARE_ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 
 
+class PatientArbiter(Arbiter):  # type: ignore[misc]  # circus has no types
+    """An arbiter whose periodic look waits for its next turn while a command is under way, without a word."""
+
+    @gen.coroutine
+    def manage_watchers(self) -> Any:
+        """Reap what ended and spawn what is missing."""
+        with contextlib.suppress(ConflictError):
+            yield super().manage_watchers()
+
+
 class PatientWatcher(Watcher):  # type: ignore[misc]  # circus has no types
     """A watcher that restarts at once after a long life and waits longer after each short one."""
 
@@ -105,7 +115,7 @@ class Supervisor:
         circus = f"ipc://{self._runtime / 'circus.sock'}", f"ipc://{self._runtime / 'circus-events.sock'}"
         watchers = [self._watcher(spec) for spec in specs]
         logging.getLogger("circus").setLevel(logging.ERROR)
-        self._arbiter = Arbiter(watchers, *circus, check_delay=0.5, loop=ioloop.IOLoop.current())
+        self._arbiter = PatientArbiter(watchers, *circus, check_delay=0.5, loop=ioloop.IOLoop.current())
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         await _alone(self._arbiter.start)
