@@ -8,8 +8,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import structlog
@@ -25,9 +28,25 @@ log = structlog.get_logger(__name__)
 REFUSED = 3
 
 
+class _Server(uvicorn.Server):
+    """Stops on a signal and returns, so that the exit code is ours to give."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle SIGTERM and SIGINT while serving."""
+        loop = asyncio.get_running_loop()
+        for kind in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(kind, self.handle_exit, kind, None)
+        yield
+
+
 def main(argv: list[str] | None = None) -> int:
     """Check or serve. Returns the exit code."""
     arguments = _parser().parse_args(argv)
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
     Reaper.adopt_orphans()
     try:
         return asyncio.run(_check() if arguments.check else _serve(arguments))
@@ -70,7 +89,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         app = build_app(launcher, states, slots=arguments.slots, max_queued=arguments.max_queued)
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
         log.info("sandboxd_ready", socket=str(arguments.socket), slots=arguments.slots)
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await _Server(config).serve(sockets=[listener])
     finally:
         listener.close()
         with contextlib.suppress(FileNotFoundError):

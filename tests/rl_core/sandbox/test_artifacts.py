@@ -1,0 +1,81 @@
+"""Artefacts are data: anything odd voids the whole set, and a forged report is not believed."""
+
+import pytest
+
+from rl_core.sandbox.job import read_report
+from rl_core.sandbox.protocol import MIB, Outcome, RunLimits
+
+LIMITS = RunLimits(wall_s=30.0, cpu_s=20, artifact_files=16, artifact_bytes=100_000)
+GOOD = """
+import os
+os.makedirs('out/a/b')
+open('out/good.txt', 'w').write('good')
+open('out/a/b/c', 'wb').write(bytes(range(256)))
+"""
+
+
+async def test_plain_files_come_back(sandbox):
+    result = await sandbox.run(code=GOOD, files={"data/x.txt": b"x"}, limits=LIMITS)
+    assert result.artifacts == {"good.txt": b"good", "a/b/c": bytes(range(256))}
+    assert result.artifacts_refused == ""
+
+
+@pytest.mark.parametrize(
+    ("trick", "reason"),
+    [
+        ("os.symlink('/etc/passwd', 'out/link')", "not a regular file"),
+        ("os.symlink('/work', 'out/folder')", "not a regular file"),
+        ("os.link('out/good.txt', 'out/again')", "hard link"),
+        ("os.mkfifo('out/pipe')", "not a regular file"),
+        ("import socket; socket.socket(socket.AF_UNIX).bind('out/sock')", "not a regular file"),
+        ("os.truncate(os.open('out/sparse', os.O_CREAT | os.O_WRONLY), 90_000)", "sparse"),
+        ("os.makedirs('out/' + 'd/' * 30)", "deeper"),
+        ("open('out/new\\nline', 'w')", "unprintable"),
+        ("open('out/\\x1b[31m', 'w')", "unprintable"),
+        ("open(b'out/\\xff', 'w')", "unprintable|unreadable"),
+        ("[open(f'out/{n}', 'w').close() for n in range(20_000)]", "more than 16 files"),
+        ("[os.mkdir(f'out/d{n}') for n in range(2_000)]", "more than 16 folders"),
+        ("open('out/big', 'w').write('x' * 200_000)", "more than 100000 bytes"),
+        ("os.chmod('out/good.txt', 0)", "unreadable"),
+    ],
+)
+async def test_one_trick_voids_the_set(sandbox, trick, reason):
+    result = await sandbox.run(code=GOOD + trick, limits=LIMITS)
+    assert result.outcome is Outcome.OK, result
+    assert result.artifacts == {}
+    assert any(part in result.artifacts_refused for part in reason.split("|")), result
+
+
+async def test_a_run_that_was_cut_off_has_no_artefacts(sandbox):
+    result = await sandbox.run(code=GOOD + "os.abort()", limits=LIMITS)
+    assert (result.artifacts, result.artifacts_refused) == ({}, "the run did not end by itself")
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        b"",
+        b"{}\n",
+        b'{"status": true, "artifacts": [], "refused": ""}\n',
+        b'{"status": 0, "artifacts": [["a", 5]], "refused": ""}\nxx',
+        b'{"status": 0, "artifacts": [["a", -1], ["b", 1]], "refused": ""}\n',
+        b'{"status": 0, "artifacts": [["../a", 1]], "refused": ""}\nx',
+        b'{"status": 0, "artifacts": [["/a", 1]], "refused": ""}\nx',
+        b'{"status": 0, "artifacts": [["a/../../b", 1]], "refused": ""}\nx',
+        b'{"status": 0, "artifacts": [["a", 1], ["a", 1]], "refused": ""}\nxx',
+        b'{"status": 0, "artifacts": [["a\\u0000", 1]], "refused": ""}\nx',
+        b'{"status": 0, "artifacts": [["", 1]], "refused": ""}\nx',
+        b'{"status": 0, "artifacts": 7, "refused": ""}\n',
+        b"[" * 100_000,
+        b'{"status": 0, "artifacts": [["a", 200000]], "refused": ""}\n' + b"x" * 200_000,
+    ],
+)
+def test_forged_reports_give_nothing(report):
+    _, artifacts, refused = read_report(report, LIMITS)
+    assert artifacts == {}
+    assert refused
+
+
+def test_an_honest_report_is_read():
+    report = b'{"status": 0, "artifacts": [["a", 1], ["b/c", 2]], "refused": ""}\nxyz'
+    assert read_report(report, RunLimits(artifact_bytes=MIB)) == (0, {"a": b"x", "b/c": b"yz"}, "")
