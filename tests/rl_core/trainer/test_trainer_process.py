@@ -44,7 +44,8 @@ class Bench:
         stage = resolve_run_spec(RunSpec(model="m", stages=(make_stage(),)))["stages"][0]
         return {
             "run": "run", "model_dir": str(self.model), "store_url": self.url, "seed": 5, "lineage": LINEAGE,
-            "checkpoint_root": str(self.root / "checkpoints"), "stage": stage, "epoch": 0, "checkpoint": None, "threads": 1,
+            "checkpoint_root": str(self.root / "checkpoints"), "stage": stage, "epoch": 0,
+            "checkpoint": None, "threads": 1,
         } | changes  # fmt: skip
 
     def stepping(self, step: int, *, fence: int, **changes) -> dict:
@@ -55,7 +56,8 @@ class Bench:
                 self.store.put(key, rollout.trajectory.to_bytes())
             refs.append({"id": rollout.id, "group": rollout.group, "reward": rollout.reward, "blob": key})
         return {
-            "step": step, "fence": fence, "version": f"{LINEAGE}:0-{step}", "base": self.base, "rollouts": refs, "publish": True,
+            "step": step, "fence": fence, "version": f"{LINEAGE}:0-{step}", "base": self.base, "rollouts": refs,
+            "publish": True,
         } | changes  # fmt: skip
 
     def step(self, trainer: TrainerProcess, step: int, *, fence: int, **changes) -> dict:
