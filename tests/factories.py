@@ -27,6 +27,7 @@ from controlplane.models import (
     RubricVersion,
     Run,
     Stage,
+    Step,
     TaskSet,
     Transfer,
     User,
@@ -209,6 +210,11 @@ def claim_of(kind: WorkKind, ref: uuid.UUID, worker: str = "worker-1") -> Claim:
 
 def play_step(run: Run, *, skill: float, luck: random.Random, hostile: str = "") -> None:
     """One whole step: groups admitted, rolled out, scored, batched, trained, published, sent to every replica."""
+    publish_step(batch_step(run, skill=skill, luck=luck, hostile=hostile), skill=skill, luck=luck)
+
+
+def batch_step(run: Run, *, skill: float, luck: random.Random, hostile: str = "") -> Step:
+    """The first half of a step: groups admitted, rolled out, scored, batched."""
     stage = run.stages.get(position=0)
     run.lineage.refresh_from_db()
     groups = _admit(run, stage)
@@ -216,7 +222,12 @@ def play_step(run: Run, *, skill: float, luck: random.Random, hostile: str = "")
         play_group(group, skill=skill, luck=luck, hostile=hostile)
     for group in groups:
         group.refresh_from_db()
-    step = step_batch(run=run, stage=stage, groups=groups)
+    return step_batch(run=run, stage=stage, groups=groups)
+
+
+def publish_step(step: Step, *, skill: float, luck: random.Random) -> None:
+    """The second half: trained, published, sent to every replica."""
+    run = step.run
     claim = claim_of(WorkKind.TRAIN, step.pk)
     begun = step_begin(claim)
     assert begun is not None
@@ -242,8 +253,12 @@ def play_step(run: Run, *, skill: float, luck: random.Random, hostile: str = "")
             Metric.DELTA_BYTES: delta,
             Metric.DELTA_RATIO: FULL_BYTES / delta,
             Metric.STEP_S: 8 + 4 * luck.random(),
-            "mismatch_k1": luck.gauss(0, 2e-4),
-            "mismatch_k3": 3e-4 * (1 + luck.random()),
+            "k1_behaviour": luck.gauss(0, 2e-4),
+            "k3_behaviour": 3e-4 * (1 + luck.random()),
+            "entropy": 1.4 - skill,
+            "grad_norm": 0.4 + luck.random() / 5,
+            "share_masked": luck.random() / 50,
+            "share_capped": luck.random() / 80,
         },
     )
     idle = {f"{ENGINE_IDLE_OF}{cluster.slug}": luck.random() / 3 for cluster in _clusters(run.project)}

@@ -96,7 +96,7 @@ def _sparks(last_step: dict[UUID, int]) -> dict[UUID, list[float]]:
         points = (
             MetricPoint.objects.filter(run_id__in=run_ids, name=REWARD, step__isnull=False)
             .annotate(phase=F("step") % stride)
-            .filter(Q(phase=0) | newest)
+            .filter(Q(phase=1 % stride) | newest)
             .order_by("run_id", "step")
         )
         for run_id, value in points.values_list("run_id", "value"):

@@ -61,7 +61,7 @@ CHARTS: tuple[Chart, ...] = (
         "Mismatch",
         "Trainer against engine logprobs on sampled tokens",
         Axis.STEP,
-        lines={"mismatch_k1": "k1", "mismatch_k3": "k3"},
+        lines={"k1_behaviour": "k1", "k3_behaviour": "k3"},
     ),
     Chart(
         "staleness",
@@ -83,7 +83,8 @@ CHARTS: tuple[Chart, ...] = (
         "Share of time that trainer and engines had nothing to do",
         Axis.TIME,
         Unit.SHARE,
-        lines={Metric.TRAINER_IDLE.value: "trainer", Metric.ENGINE_IDLE.value: "rollout"},
+        lines={Metric.TRAINER_IDLE.value: "trainer", Metric.ENGINE_IDLE.value: "engines"},
+        prefix=ENGINE_IDLE_OF,
     ),
     Chart(
         "versions",
@@ -116,13 +117,15 @@ CHARTS: tuple[Chart, ...] = (
         Unit.SECONDS,
         lines={Metric.STEP_S.value: "step"},
     ),
+    Chart("entropy", "Entropy", "Of the policy on trained tokens, nats", Axis.STEP, lines={"entropy": "entropy"}),
+    Chart("gradient", "Gradient norm", "Before clipping", Axis.STEP, lines={"grad_norm": "norm"}),
     Chart(
-        "idle_clusters",
-        "Idle share per cluster",
-        "Share of time that a cluster's engines had no sequence",
-        Axis.TIME,
+        "weights",
+        "Importance weights",
+        "Shares of tokens masked, capped, or routed differently by trainer and engine",
+        Axis.STEP,
         Unit.SHARE,
-        prefix=ENGINE_IDLE_OF,
+        lines={"share_masked": "masked", "share_capped": "capped", "routing_disagreement": "routed differently"},
     ),
 )
 
@@ -154,10 +157,12 @@ _Key = tuple[str, Axis]
 
 
 def _labels(chart: Chart, points: dict[_Key, list[Point]]) -> list[tuple[str, str]]:
-    if chart.prefix:
-        names = sorted(name for name, axis in points if axis is chart.axis and name.startswith(chart.prefix))
-        return [(name, name.removeprefix(chart.prefix)) for name in names]
-    return [(name, label) for name, label in chart.lines.items() if (name, chart.axis) in points]
+    """The chart's series that have points, named first, then those of its prefix by name."""
+    named = [(name, label) for name, label in chart.lines.items() if (name, chart.axis) in points]
+    if not chart.prefix:
+        return named
+    found = sorted(name for name, axis in points if axis is chart.axis and name.startswith(chart.prefix))
+    return named + [(name, name.removeprefix(chart.prefix)) for name in found]
 
 
 def _line(label: str, points: list[Point], total: int, limit: int) -> dict[str, Any]:

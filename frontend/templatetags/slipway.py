@@ -22,12 +22,17 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _DASH = "—"
 
 
+def _number(value: Any) -> float | None:
+    """A number, or None for what is not there: templates give the empty text for it."""
+    return None if value is None or value == "" else float(value)
+
+
 @register.filter
-def quantity_bytes(value: float | None) -> str:
+def quantity_bytes(value: Any) -> str:
     """Bytes in the largest unit that keeps the figure above one."""
-    if value is None:
+    size = _number(value)
+    if size is None:
         return _DASH
-    size = float(value)
     for unit in _UNITS:
         if abs(size) < 1000 or unit == _UNITS[-1]:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
@@ -36,11 +41,11 @@ def quantity_bytes(value: float | None) -> str:
 
 
 @register.filter
-def figure(value: float | None, digits: int = 3) -> str:
+def figure(value: Any, digits: int = 3) -> str:
     """A number with so many significant digits; thousands are grouped."""
-    if value is None:
+    number = _number(value)
+    if number is None:
         return _DASH
-    number = float(value)
     if number == int(number) and abs(number) < 1e15:
         return f"{int(number):,}"
     if abs(number) >= 10**digits:
@@ -49,17 +54,18 @@ def figure(value: float | None, digits: int = 3) -> str:
 
 
 @register.filter
-def percent(value: float | None, digits: int = 1) -> str:
+def percent(value: Any, digits: int = 1) -> str:
     """A share as percent."""
-    return _DASH if value is None else f"{100 * float(value):.{digits}f} %"
+    share = _number(value)
+    return _DASH if share is None else f"{100 * share:.{digits}f} %"
 
 
 @register.filter
-def seconds(value: float | None) -> str:
+def seconds(value: Any) -> str:
     """A duration in its natural unit."""
-    if value is None:
+    amount = _number(value)
+    if amount is None:
         return _DASH
-    amount = float(value)
     if amount < 1:
         return f"{1000 * amount:.0f} ms"
     if amount < 60:
@@ -91,7 +97,7 @@ def ago_text(moment: datetime, now: datetime) -> str:
 @register.filter
 def ago(moment: datetime | None) -> SafeString | str:
     """A time element that reads "3 min ago" and carries the moment."""
-    if moment is None:
+    if not moment:
         return _DASH
     stamp = moment.astimezone(timezone.get_default_timezone())
     return format_html(

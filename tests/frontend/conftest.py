@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from django.db import transaction
 
 from controlplane.models import Run
 from controlplane.selectors import pages_trajectory
-from tests.factories import HOSTILE, Workspace, furnish, kill_unit, make_workspace, play, start_run
+from tests.factories import HOSTILE, Workspace, batch_step, furnish, kill_unit, make_workspace, play, start_run
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -29,11 +30,12 @@ def _surroundings(tmp_path_factory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def played(django_db_setup, django_db_blocker) -> Iterator[tuple[Workspace, Run]]:
-    """A project with one run of two steps and a dead letter, hostile text in every place that others can write."""
+    """A run of two steps and a batched third, a dead letter, hostile text in every place that others can write."""
     with django_db_blocker.unblock(), transaction.atomic():
         workspace = furnish(make_workspace(name="A " + HOSTILE))
         run = start_run(workspace, name="Run " + HOSTILE, steps=3)
         play(run, 2, hostile=HOSTILE)
+        batch_step(run, skill=0.5, luck=random.Random(2))
         kill_unit(run, error=HOSTILE)
         yield workspace, run
         transaction.set_rollback(True)

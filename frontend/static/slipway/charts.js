@@ -131,6 +131,8 @@ export class ChartBoard {
       const chart = this.data.get(card.dataset.chart);
       if (!chart) continue;
       card.querySelector(".now").textContent = chart.lines.length ? lastValues(chart) : "";
+      const plot = card.querySelector(".plot.empty-plot");
+      if (plot && chart.lines.length) plot.textContent = "";
       this.#table(card);
       if (this.seen.has(card)) this.#draw(card);
     }
