@@ -9,15 +9,16 @@ from django.core.asgi import get_asgi_application
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")  # noqa: TID251
 http = get_asgi_application()
 
-from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
+from channels.sessions import SessionMiddlewareStack  # noqa: E402
 
+from controlplane.body_limit import body_limited  # noqa: E402
 from controlplane.live.origin import origin_checked  # noqa: E402
 from controlplane.live.routing import websocket_urlpatterns  # noqa: E402
 
 application = ProtocolTypeRouter(
     {
-        "http": http,
-        "websocket": origin_checked(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
+        "http": body_limited(http),
+        "websocket": origin_checked(SessionMiddlewareStack(URLRouter(websocket_urlpatterns))),
     }
 )

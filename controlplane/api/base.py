@@ -47,7 +47,8 @@ class ApiView(GenericAPIView[Any]):
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Refuse unknown methods and query parameters before anything runs."""
-        if getattr(self, (request.method or "").lower(), None) is None:
+        name = (request.method or "").lower()
+        if name not in self.http_method_names or not hasattr(self, name):
             raise MethodNotAllowed(request.method or "")
         super().initial(request, *args, **kwargs)
         unknown = sorted(set(request.query_params) - self.known_parameters())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.renderers import OpenApiYamlRenderer
 from drf_spectacular.settings import patched_settings
@@ -12,6 +14,8 @@ from controlplane.api.schema import DOCUMENT_SETTINGS
 def openapi_yaml() -> bytes:
     """What `/api/v1/schema` serves."""
     with patched_settings(DOCUMENT_SETTINGS):
-        schema = SchemaGenerator().get_schema(request=None, public=True)
-        document: bytes = OpenApiYamlRenderer().render(schema, renderer_context={})
+        generator: Any = SchemaGenerator  # drf-spectacular's own code is untyped here
+        renderer: Any = OpenApiYamlRenderer()
+        schema = generator().get_schema(request=None, public=True)
+        document: bytes = renderer.render(schema, renderer_context={})
     return document

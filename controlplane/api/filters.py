@@ -1,5 +1,6 @@
 """Filters of lists. A parameter that does not parse is refused (422); one that is unknown, too."""
 
+# django-filter has no types: its classes are Any to mypy.
 from __future__ import annotations
 
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from rl_core.types import ClusterRole, Split
 MAX_INTEGER = 2**31 - 1
 
 
-class CountFilter(filters.Filter):
+class CountFilter(filters.Filter):  # type: ignore[misc]
     """A whole number that a 32-bit column can hold."""
 
     field_class = forms.IntegerField
@@ -29,7 +30,7 @@ def choices(enum: Any, field: str = "") -> filters.ChoiceFilter:
     return filters.ChoiceFilter(choices=pairs, field_name=field or None)
 
 
-class CreatedFilter(FilterSet):
+class CreatedFilter(FilterSet):  # type: ignore[misc]
     """Rows by the time of their creation."""
 
     created_after: ClassVar[Any] = filters.IsoDateTimeFilter(field_name="created_at", lookup_expr="gte")
@@ -44,7 +45,7 @@ class RunFilter(CreatedFilter):
     model = filters.CharFilter(field_name="lineage__model__slug", max_length=64)
 
 
-class StepFilter(FilterSet):
+class StepFilter(FilterSet):  # type: ignore[misc]
     """Steps of a run."""
 
     state = choices(states.StepState)
@@ -101,39 +102,39 @@ class TransferFilter(CreatedFilter):
     state = choices(states.TransferState)
 
 
-class ClusterFilter(FilterSet):
+class ClusterFilter(FilterSet):  # type: ignore[misc]
     """Clusters."""
 
     role = choices(ClusterRole)
 
 
-class ReplicaFilter(FilterSet):
+class ReplicaFilter(FilterSet):  # type: ignore[misc]
     """Replicas."""
 
     cluster = filters.CharFilter(field_name="cluster__slug", max_length=64)
     state = choices(states.ReplicaState)
 
 
-class TaskSetFilter(FilterSet):
+class TaskSetFilter(FilterSet):  # type: ignore[misc]
     """Task sets."""
 
     slug = filters.CharFilter(max_length=64)
     environment = filters.CharFilter(max_length=64)
 
 
-class TaskFilter(FilterSet):
+class TaskFilter(FilterSet):  # type: ignore[misc]
     """Tasks of a set."""
 
     split = choices(Split)
 
 
-class MembershipFilter(FilterSet):
+class MembershipFilter(FilterSet):  # type: ignore[misc]
     """Roles."""
 
     role = choices(states.MemberRole)
 
 
-class EventFilter(FilterSet):
+class EventFilter(FilterSet):  # type: ignore[misc]
     """The event log."""
 
     topic = filters.CharFilter(field_name="topic_id", max_length=80)

@@ -71,8 +71,10 @@ def answer_once(
         if record is not None:
             return _replay(record, request_hash)
         response, owner = perform()
+        kept_under = owner or project
+        assert kept_under is not None, "a view outside any project says under which to keep its answers"
         IdempotencyRecord.objects.create(
-            project=owner or project,
+            project=kept_under,
             actor=identity,
             key=key,
             request_hash=request_hash,

@@ -8,7 +8,6 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import QuerySet
 from rest_framework.exceptions import ParseError
 from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
@@ -59,7 +58,7 @@ class Keyset:
 class TimeCursorPagination(BasePagination):
     """`?cursor=&page_size=` → {next_cursor, results}. Newest first, unless the view's `keyset` says otherwise."""
 
-    def paginate_queryset(self, queryset: QuerySet[Any], request: Request, view: Any = None) -> list[Any]:
+    def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
         """One page of the queryset. Raises: CursorInvalid, Invalid for a page size out of range."""
         keyset: Keyset = getattr(view, "keyset", Keyset())
         size = page_size(request)
@@ -84,7 +83,7 @@ class TimeCursorPagination(BasePagination):
             "required": ["next_cursor", "results"],
             "properties": {
                 "next_cursor": {"type": "string", "nullable": True},
-                "results": {"type": "array", "items": schema},
+                "results": schema,
             },
         }
 

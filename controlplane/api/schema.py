@@ -28,6 +28,7 @@ class ProblemSerializer(serializers.Serializer[Any]):
 # Names of enums that several components hold under the same field.
 DOCUMENT_SETTINGS = {
     "ENUM_NAME_OVERRIDES": {
+        "Consent": "controlplane.states.Consent",
         "MemberRole": "controlplane.states.MemberRole",
         "ClusterRole": "controlplane.api.serializers.fleet.ROLE_CHOICES",
         "MessageRole": "controlplane.api.serializers.rollouts.ROLE_CHOICES",
@@ -62,6 +63,8 @@ _IDEMPOTENCY = OpenApiParameter(
 class ProblemSchema(AutoSchema):
     """AutoSchema that knows the house's views."""
 
+    view: Any
+
     def _is_list_view(self, serializer: Any = None) -> bool:
         return self.method == "GET" and (hasattr(self.view, "rows") or getattr(self.view, "many", False))
 
@@ -95,15 +98,16 @@ class ProblemSchema(AutoSchema):
             operation["responses"][str(status)] = problem.ref
         return operation
 
-    def get_description(self) -> str:
+    def get_description(self) -> str:  # type: ignore[override]
         """The view's docstring: what is at the path."""
         return inspect.cleandoc(type(self.view).__doc__ or "")
 
-    def _problem(self) -> ResolvedComponent:
+    def _problem(self) -> Any:
         body = self.resolve_serializer(ProblemSerializer, "response")
-        answer = ResolvedComponent(
+        component: Any = ResolvedComponent  # untyped
+        answer = component(
             name="Problem",
-            type=ResolvedComponent.RESPONSE,
+            type=component.RESPONSE,
             object=ProblemSerializer,
             schema={"description": "what is wrong", "content": {CONTENT_TYPE: {"schema": body.ref}}},
         )

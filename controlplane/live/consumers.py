@@ -49,7 +49,7 @@ class Close(IntEnum):
 
     POLICY = 1008  # repeated bad messages
     BUG = 1011
-    TOO_SLOW = 1013
+    TRY_LATER = 1013  # the client did not read, or the database does not answer
     UNAUTHENTICATED = 4401
 
 
@@ -93,7 +93,11 @@ class LiveConsumer(AsyncWebsocketConsumer):
         self.hub = nudge_hub()
         self.on_nudge = self._nudged  # one object, so that leaving finds what joined
         await self.accept()
-        self.principal = await _database(principal_read, self.credentials)
+        try:
+            self.principal = await _database(principal_read, self.credentials)
+        except DATABASE_ERRORS:
+            await self.close(Close.TRY_LATER)
+            return
         if self.principal is None:
             await self.close(Close.UNAUTHENTICATED)
             return
@@ -176,7 +180,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
                 await self._round(timed)
         except TimeoutError:
             log.warning("live_client_too_slow", caller=self.principal.identity if self.principal else "")
-            await self.close(Close.TOO_SLOW)
+            await self.close(Close.TRY_LATER)
         except Exception:
             log.exception("live_pump_failed")
             await self.close(Close.BUG)

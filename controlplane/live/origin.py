@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlparse
 
 from channels.security.websocket import AllowedHostsOriginValidator, WebsocketDenier
 from django.conf import settings
@@ -25,14 +25,14 @@ def origin_checked(application: Any) -> Any:
         if text in settings.CSRF_TRUSTED_ORIGINS:
             return True
         try:
-            origin = urlsplit(text)
-            known = allowed_hosts.valid_origin(origin)  # type: ignore[no-untyped-call]
+            origin = urlparse(text)
+            known = allowed_hosts.valid_origin(origin)
         except ValueError:
             return False
         return bool(known) and origin.netloc == headers.get(b"host", b"").decode("latin1")
 
     async def check(scope: dict[str, Any], receive: Any, send: Any) -> None:
-        inner = application if trusted(dict(scope["headers"])) else WebsocketDenier()
+        inner: Any = application if trusted(dict(scope["headers"])) else WebsocketDenier()
         await inner(scope, receive, send)
 
     return check

@@ -25,7 +25,7 @@ class Credentials:
     session_key: str = ""
 
     @classmethod
-    def of(cls, scope: dict[str, Any]) -> Credentials:
+    def of(cls, scope: Any) -> Credentials:
         """From the handshake."""
         header = dict(scope.get("headers", [])).get(b"authorization", b"").decode("latin1")
         scheme, _, token = header.partition(" ")

@@ -7,6 +7,7 @@ import hmac
 import secrets
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
@@ -170,7 +171,7 @@ def _keep_an_owner(project: Project, *, leaving: Membership) -> None:
         raise Conflict("this is the project's last owner; make another member owner first", "role")
 
 
-def _record(project: Project, event_type: EventType, actor: Actor, data: dict[str, object], reason: str = "") -> None:
+def _record(project: Project, event_type: EventType, actor: Actor, data: dict[str, Any], reason: str = "") -> None:
     event_append(
         project_id=project.pk,
         topic=project_topic(project.pk),

@@ -43,6 +43,17 @@ class JSONObjectField(serializers.JSONField):
         return value
 
 
+class OptionalChoice(serializers.ChoiceField):
+    """A choice that a row may not have made: shown as null, not as empty text."""
+
+    def __init__(self, choices: Any) -> None:
+        super().__init__(choices=choices, read_only=True, allow_null=True)
+
+    def to_representation(self, value: Any) -> Any:
+        """The choice, or None."""
+        return super().to_representation(value) if value else None
+
+
 class VersionBrief(serializers.ModelSerializer[PolicyVersion]):
     """A policy version where another row refers to it."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rest_framework import serializers
 
-from controlplane.api.serializers.base import Input, ReasonInput, VersionBrief
+from controlplane.api.serializers.base import Input, OptionalChoice, ReasonInput, VersionBrief
 from controlplane.models import Cluster, PolicyVersion, Replica, ReplicaSlot, Transfer
-from controlplane.states import WeightSlot
+from controlplane.states import DesiredSource, WeightSlot
 from rl_core.types import ClusterRole
 
 ROLE_CHOICES = [(role.value, role.value) for role in ClusterRole]
@@ -40,6 +40,7 @@ class SlotSerializer(serializers.ModelSerializer[ReplicaSlot]):
 
     desired_version = VersionBrief(read_only=True, allow_null=True)
     current_version = VersionBrief(read_only=True, allow_null=True)
+    desired_source = OptionalChoice(choices=DesiredSource.choices)
 
     class Meta:
         model = ReplicaSlot

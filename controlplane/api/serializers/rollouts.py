@@ -6,11 +6,12 @@ from typing import Any
 
 from rest_framework import serializers
 
-from controlplane.api.serializers.base import VersionBrief
+from controlplane.api.serializers.base import OptionalChoice, VersionBrief
 from controlplane.models import CriterionScore, Rollout, RolloutGroup
-from rl_core.types import Ending, Role
+from rl_core.types import Ending, Fault, Role
 
 ENDING_CHOICES = [(ending.value, ending.value) for ending in Ending]
+FAULT_CHOICES = [(fault.value, fault.value) for fault in Fault]
 ROLE_CHOICES = [(role.value, role.value) for role in Role]
 
 
@@ -64,6 +65,8 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
     replica = serializers.CharField(source="replica.name", read_only=True, default=None, allow_null=True)
     oldest_version = VersionBrief(read_only=True, allow_null=True)
     newest_version = VersionBrief(read_only=True, allow_null=True)
+    ending = OptionalChoice(choices=ENDING_CHOICES)
+    fault = OptionalChoice(choices=FAULT_CHOICES)
     scores = ScoreSerializer(many=True, read_only=True)
 
     class Meta:
@@ -96,7 +99,7 @@ class MessageSerializer(serializers.Serializer[Any]):
 
     role = serializers.ChoiceField(choices=ROLE_CHOICES)
     content = serializers.CharField()
-    parent = serializers.IntegerField()
+    parent = serializers.IntegerField()  # type: ignore[assignment]
     name = serializers.CharField()
     segment = serializers.IntegerField()
     start = serializers.IntegerField()

@@ -31,6 +31,8 @@ class ProjectInput(Input):
 class UserSerializer(serializers.ModelSerializer[User]):
     """A person."""
 
+    email = serializers.CharField(read_only=True, help_text="empty when none is known")
+
     class Meta:
         model = User
         fields = ["id", "username", "email", "is_active", "date_joined", "last_login"]

@@ -29,7 +29,7 @@ class EnvelopeSerializer(serializers.Serializer[Any]):
     seq = serializers.IntegerField()
     type = serializers.CharField()
     ts = serializers.DateTimeField()
-    data = serializers.DictField()
+    data = serializers.DictField()  # type: ignore[assignment]
 
 
 class EventsAfterSerializer(serializers.Serializer[Any]):

@@ -10,6 +10,7 @@ import pytest
 from django.db import OperationalError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rest_framework.test import APIClient
 
 from controlplane.api import base, health
 from controlplane.api.wire import FiniteJSONRenderer
@@ -96,7 +97,7 @@ def test_other_answers_are_406(client, path) -> None:
     problem(client.get(path, headers={"Accept": "text/html"}), 406, "not_acceptable")
 
 
-@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "TRACE"])
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "TRACE", "OPTIONS", "NONSENSE"])
 def test_other_methods_are_405(client, path, method: str) -> None:
     problem(client.generic(method, path), 405, "method_not_allowed")
 
@@ -107,6 +108,11 @@ def test_other_methods_are_405(client, path, method: str) -> None:
 )
 def test_unknown_paths_are_404(client, tail: str) -> None:
     problem(client.get("/api/v1" + tail), 404, "not_found")
+
+
+def test_an_unknown_path_asks_for_no_csrf_token() -> None:
+    client = APIClient(enforce_csrf_checks=True)
+    problem(client.post("/api/v1/nothing", {}, format="json"), 404, "not_found")
 
 
 def test_huge_numbers_in_paths_are_404() -> None:
@@ -150,8 +156,6 @@ def test_bad_credentials_are_401_and_say_how(path, header: str) -> None:
 
 
 def test_a_session_needs_the_csrf_token(project: Project, path) -> None:
-    from rest_framework.test import APIClient
-
     client = APIClient(enforce_csrf_checks=True)
     client.force_login(make_user(project))
     problem(client.post(path, GOOD, format="json"), 403, "permission_denied")

@@ -8,9 +8,9 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
-from channels.auth import AuthMiddlewareStack
 from channels.db import database_sync_to_async
 from channels.routing import URLRouter
+from channels.sessions import SessionMiddlewareStack
 from django.conf import settings
 from django.db import transaction
 from django.test import Client
@@ -67,7 +67,7 @@ class Socket(ApplicationCommunicator):
 
 def communicator(headers: list[tuple[bytes, bytes]], **options: float) -> Socket:
     consumer = LiveConsumer.as_asgi(**options)
-    application = origin_checked(AuthMiddlewareStack(URLRouter([path("ws/v1/live", consumer)])))
+    application = origin_checked(SessionMiddlewareStack(URLRouter([path("ws/v1/live", consumer)])))
     return Socket(application, headers)
 
 

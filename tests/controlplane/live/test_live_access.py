@@ -203,6 +203,6 @@ async def test_a_client_that_does_not_read_is_dropped() -> None:
     await incoming.put({"type": "websocket.connect"})
     message = {"v": 1, "subscribe": [{"topic": topic, "last_seq": 0}]}
     await incoming.put({"type": "websocket.receive", "text": json.dumps(message)})
-    assert await asyncio.wait_for(closed, 5) == Close.TOO_SLOW
+    assert await asyncio.wait_for(closed, 5) == Close.TRY_LATER
     await incoming.put({"type": "websocket.disconnect", "code": 1006})
     await asyncio.wait_for(task, 5)

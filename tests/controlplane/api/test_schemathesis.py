@@ -1,0 +1,124 @@
+"""Every operation of the OpenAPI document, with inputs that fit it and inputs that do not: no 5xx, nothing that the
+document does not name."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+import yaml
+from django.conf import settings as django_settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from controlplane.api.document import openapi_yaml
+from tests.controlplane.api.api_factories import World, make_key, make_user, make_world
+
+pytestmark = pytest.mark.full
+
+EXAMPLES = 12
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+@pytest.fixture
+def server(test_database_url: str, tmp_path) -> Iterator[str]:
+    """The web process, over the test's database."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "DATABASE_URL": test_database_url}
+    command = [sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--port", str(port)]
+    log = (tmp_path / "web.log").open("wb")
+    process = subprocess.Popen(
+        [*command, "--log-level", "warning"], env=environment, cwd=django_settings.BASE_DIR, stdout=log, stderr=log
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait(url)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(20)
+        log.close()
+
+
+def _wait(url: str) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{url}/healthz", timeout=2).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise AssertionError("the web process did not come up")
+
+
+def known_parameters(world: World) -> dict[str, list[str]]:
+    """Path parameters of things that exist, so that calls get past 404."""
+    spare, _ = make_key(world.project)
+    rows = [world.task_set, world.task, world.replica, world.version, world.transfer, world.run, world.evaluation]
+    rows += [world.group, world.rollout, world.unit, world.dead, world.attempt, spare]
+    rows += [make_user(world.project).memberships.get()]
+    return {
+        "project": [world.project.slug],
+        "id": [str(row.pk) for row in rows],
+        "slug": ["tiny", "sums", "eu", "word-problems"],
+        "number": ["1"],
+    }
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_no_5xx_and_no_undocumented_answer(server: str, mode: GenerationMode) -> None:
+    world = make_world()
+    _, token = make_key(world.project)
+    known = known_parameters(world)
+    schema = schemathesis.openapi.from_dict(yaml.safe_load(openapi_yaml()))
+    schema.config.update(base_url=server)
+    session_headers = {"Authorization": f"Bearer {token}"}
+    statuses: dict[int, int] = {}
+    failures: list[str] = []
+    for result in schema.get_all_operations():
+        operation = result.ok()
+
+        @settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.as_strategy(generation_mode=mode), data=st.data())
+        def check(case: Any, data: Any) -> None:
+            for name, values in known.items():
+                if name in case.path_parameters and data.draw(st.integers(0, 3)):
+                    case.path_parameters[name] = data.draw(st.sampled_from(values))
+            response = case.call(headers=session_headers)
+            statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
+            case.validate_response(response, checks=CHECKS)
+
+        try:
+            check()
+        except FailureGroup as group:
+            failures += [f"{operation.label}: {failure}" for failure in group.exceptions]
+    assert not failures, "\n\n".join(failures)
+    assert statuses.get(422, 0) > 50
+    assert mode is GenerationMode.NEGATIVE or statuses.get(200, 0) > 200, statuses
+    assert sum(statuses.values()) > 500, statuses
