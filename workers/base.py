@@ -101,7 +101,7 @@ def fail(claim: Claim, error: BaseException) -> None:
     try:
         state = work_fail(claim, error)
     except StaleFence as stale:
-        log.warning("attempt_superseded", error=str(stale))
+        log.warning("attempt_superseded", error=str(stale), after=f"{type(error).__name__}: {error}"[:500])
     except (DatabaseError, InterfaceError) as trouble:
         log.error("failure_not_recorded", error=str(error)[:300], database=str(trouble)[:200])
     else:

@@ -14,7 +14,6 @@ from enum import StrEnum
 import msgspec
 import structlog
 from django.conf import settings
-from rl_core.sandbox.client import SandboxClient
 
 from controlplane.selectors.rollout_plans import RolloutPlan, RolloutStart
 from controlplane.services.rollouts import (
@@ -38,6 +37,7 @@ from rl_core.errors import (
     VersionUnavailable,
     WorldError,
 )
+from rl_core.sandbox.client import SandboxClient
 from rl_core.types import Fault, Generated, SamplingParams, VersionRef
 from workers.base import store
 from workers.replicas import Need, ReplicaPool

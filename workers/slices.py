@@ -85,7 +85,7 @@ class RolloutSlice:
             await asyncio.gather(refresher, return_exceptions=True)
             await self._hand_back()
             await self._pool.aclose()
-            await self._in_database(connection.close)
+            await self._in_database(lambda: connection.close())  # the database thread's own, not this one's
             self._executor.shutdown()
 
     async def _in_database(self, action: Callable[[], _T]) -> _T:
