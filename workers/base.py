@@ -65,7 +65,7 @@ def unit_task(kind: WorkKind) -> Callable[[Work], Work]:
     """Make a function the Celery task of a kind of unit. It ends its unit itself, or raises."""
 
     def register(work: Work) -> Work:
-        @app.task(name=ROUTES[kind].task)
+        @app.task(name=ROUTES[kind].task)  # type: ignore[untyped-decorator]
         @functools.wraps(work)
         def task(unit_id: str) -> None:
             work_on(uuid.UUID(unit_id), work)

@@ -123,13 +123,14 @@ class Player:
                 await asyncio.sleep(_backoff_s(world_tries + 3))
                 continue
             tries = world_tries = 0
-            await self._save(session, start, policy.prefer)
-            if session.done:
+            if await self._save(session, start, policy.prefer):
                 return Outcome.ENDED
         return Outcome.PAUSED
 
-    async def _save(self, session: Session, start: RolloutStart, replica_id: uuid.UUID | None) -> None:
+    async def _save(self, session: Session, start: RolloutStart, replica_id: uuid.UUID | None) -> bool:
+        """Write the turn down; whether it was the last."""
         await self.in_database(functools.partial(self._write, session, start, replica_id))
+        return session.done
 
     def _write(self, session: Session, start: RolloutStart, replica_id: uuid.UUID | None) -> None:
         """Blobs first, then the row that names them."""

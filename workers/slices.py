@@ -97,7 +97,12 @@ class RolloutSlice:
         group.task = task
         self._groups[claim.unit_id] = group
         loop = asyncio.get_running_loop()
-        self._keeper.hold(claim, on_loss=lambda: loop.call_soon_threadsafe(task.cancel) and None)
+
+        def cancel() -> None:
+            with suppress(RuntimeError):  # the loop has ended, and the task with it
+                loop.call_soon_threadsafe(task.cancel)
+
+        self._keeper.hold(claim, on_loss=cancel)
 
     async def _refill(self) -> None:
         """Claim more while there is room and time."""

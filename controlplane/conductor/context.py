@@ -28,7 +28,7 @@ def spec_of(run: Run) -> RunSpec:
 def rollout_clusters(run: Run, spec: RunSpec) -> tuple[Cluster, ...]:
     """The rollout clusters that the spec names, or all of the project when it names none; none without an RL stage."""
     if not any(isinstance(stage, RlStage) for stage in spec.stages):
-        return []
+        return ()
     clusters = Cluster.objects.filter(project_id=run.project_id, role=ClusterRole.ROLLOUT.value)
     if spec.rollout_clusters:
         clusters = clusters.filter(slug__in=spec.rollout_clusters)

@@ -20,6 +20,7 @@ SPEC = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.django_db(transaction=True)
 def test_a_run_trains_publishes_and_evaluates(tmp_path, settings):
     with running_rig(tmp_path, settings) as rig:
