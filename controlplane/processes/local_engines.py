@@ -12,7 +12,7 @@ from django.conf import settings
 from controlplane.models import Replica
 from controlplane.processes.ports import LOOPBACK, free_port, port_is_free
 from controlplane.processes.records import write_atomically
-from controlplane.processes.specs import LEAN, ProcessSpec
+from controlplane.processes.specs import ENGINE_ENV, ProcessSpec
 from controlplane.services.events import SYSTEM
 from controlplane.services.fleet import replica_register
 from controlplane.states import WeightSlot
@@ -59,7 +59,7 @@ class LocalEngines:
         argv += ["--inference-token-file", str(tokens["inference"]), "--control-token-file", str(tokens["control"])]
         argv += ["--weight-slots", slots, "--max-seqs", str(settings.ENGINE_MAX_SEQS), "--max-len", str(MAX_TOKENS)]
         argv += ["--threads", str(settings.ENGINE_THREADS), "--log-level", "info"]
-        return ProcessSpec(name=self._name(replica), argv=tuple(argv), env=dict(LEAN), priority=30)
+        return ProcessSpec(name=self._name(replica), argv=tuple(argv), env=dict(ENGINE_ENV), priority=30)
 
     def _name(self, replica: Replica) -> str:
         slug = replica.cluster.slug

@@ -16,6 +16,8 @@ CONCURRENCY = {Queue.CONTROL: 1, Queue.ROLLOUT: 2, Queue.TRAIN: 1, Queue.TRANSFE
 
 # Threads of numerical libraries that wait actively slow everything else on a small machine many times over.
 LEAN = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+# numpy asks for huge pages, with which the engine's key-value table would be resident as a whole, used or not.
+ENGINE_ENV = {**LEAN, "NUMPY_MADVISE_HUGEPAGE": "0"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

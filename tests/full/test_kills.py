@@ -1,0 +1,210 @@
+"""`kill -9` of each process kind once during a run of the real model; then everything must add up, to the bit."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+from machine_rig import MODEL, ROOT, Machine, small_spec
+
+from controlplane.processes.ports import free_port
+
+STEPS = 10
+HEAD = (
+    "SELECT v.number, v.root FROM controlplane_lineage l JOIN controlplane_policyversion v ON v.id = l.head_id "
+    "WHERE l.id = %s"
+)
+SLOTS = (
+    "FROM controlplane_replicaslot s JOIN controlplane_replica r ON r.id = s.replica_id "
+    "JOIN controlplane_cluster c ON c.id = r.cluster_id"
+)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    if not (MODEL / "model.safetensors").is_file():
+        pytest.fail(f"{MODEL} is missing; run: make setup")
+    running = Machine(tmp_path_factory.mktemp("machine"), port=free_port())
+    try:
+        assert running.manage("services", "start").returncode == 0
+        assert running.manage("migrate").returncode == 0
+        seeded = running.manage("seed")
+        assert seeded.returncode == 0, seeded.stderr
+        assert running.manage("services", "stop").returncode == 0
+        running.start()
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def killed_run(machine):
+    """The run, completed in spite of everything, and what was killed."""
+    api = machine.login()
+    run = api.post("runs", {"name": "killed", "spec": small_spec(steps=STEPS)})
+    published = "SELECT count(*) FROM controlplane_step WHERE run_id = %s AND state = 'published'"
+
+    def steps() -> int:
+        return machine.rows(published, run["id"])[0][0]
+
+    machine.until(lambda: steps() >= 1, what="the first step", timeout_s=300)
+    kinds = [name for name in machine.processes() if name != "engine-serving-1"]
+    victims = [*kinds, "trainer", "postgres", "valkey"]
+    for victim in victims:
+        pid = {**machine.services(), **machine.processes(), "trainer": None}[victim] or machine.until(
+            machine.trainer, what="a trainer to kill", timeout_s=120
+        )
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(4)
+    assert steps() < STEPS, "the run was over before everything was killed; give it more steps"
+
+    def ended() -> str:
+        state = machine.rows("SELECT state FROM controlplane_run WHERE id = %s", run["id"])[0][0]
+        return state if state in ("completed", "failed", "stopped") else ""
+
+    state = machine.until(ended, what="the end of the run", timeout_s=900)
+    reason = machine.rows("SELECT state_reason FROM controlplane_run WHERE id = %s", run["id"])[0][0]
+    assert state == "completed", reason
+    return run, victims
+
+
+def test_each_kind_was_killed(killed_run):
+    _, victims = killed_run
+    workers = {f"worker-{queue}" for queue in ("control", "rollout", "train", "transfer", "score")}
+    engines = {"engine-rollout-west-1", "engine-rollout-east-1"}
+    expected = workers | engines | {"web", "conductor", "services", "trainer", "postgres", "valkey"}
+    assert expected <= set(victims)
+
+
+def test_no_step_twice_and_no_version_missing(machine, killed_run):
+    run, _ = killed_run
+    steps = machine.rows(
+        "SELECT s.number, s.state, v.epoch, v.number, v.root, b.number FROM controlplane_step s "
+        "JOIN controlplane_policyversion v ON v.id = s.version_id "
+        "JOIN controlplane_policyversion b ON b.id = s.base_version_id WHERE s.run_id = %s ORDER BY s.number",
+        run["id"],
+    )
+    assert [row[0] for row in steps] == list(range(1, STEPS + 1))
+    assert {row[1] for row in steps} == {"published"}
+    assert [row[3] for row in steps] == list(range(1, STEPS + 1))
+    assert [row[5] for row in steps] == list(range(STEPS))
+    assert len({row[4] for row in steps}) == STEPS
+    assert machine.rows(HEAD, run["lineage"]) == [(STEPS, steps[-1][4])]
+
+
+def test_each_rollout_counts_once(machine, killed_run):
+    run, _ = killed_run
+    batches = machine.rows(
+        "SELECT s.number, count(*), count(DISTINCT i.rollout_id) FROM controlplane_batchitem i "
+        "JOIN controlplane_step s ON s.id = i.step_id WHERE s.run_id = %s GROUP BY s.number ORDER BY s.number",
+        run["id"],
+    )
+    assert batches == [(number, 8, 8) for number in range(1, STEPS + 1)]
+    metric = (
+        "SELECT step, count(*) FROM controlplane_metricpoint WHERE run_id = %s AND name = 'reward_mean' GROUP BY step"
+    )
+    assert sorted(machine.rows(metric, run["id"])) == [(number, 1) for number in range(1, STEPS + 1)]
+
+
+def test_the_dashboards_numbers_are_the_databases(machine, killed_run):
+    run, _ = killed_run
+    api = machine.login()
+    assert [step["number"] for step in api.all(f"runs/{run['id']}/steps")] == list(range(1, STEPS + 1))
+    charts = {chart["key"]: chart for chart in api.page_json(f"/runs/{run['id']}/series.json")["charts"]}
+    stored = machine.rows(
+        "SELECT i.step, avg(i.reward) FROM (SELECT s.number AS step, i.reward FROM controlplane_batchitem i "
+        "JOIN controlplane_step s ON s.id = i.step_id WHERE s.run_id = %s) i GROUP BY i.step ORDER BY i.step",
+        run["id"],
+    )
+    drawn = next(line for line in charts["reward"]["lines"] if line["label"] == "batch")
+    assert [round(value, 6) for value in drawn["y"]] == [round(float(mean), 6) for _, mean in stored]
+    assert drawn["x"] == [step for step, _ in stored]
+
+
+def test_every_replica_holds_the_trainers_weights_to_the_bit(machine, killed_run):
+    run, _ = killed_run
+    head = machine.rows(HEAD, run["lineage"])[0][1]
+
+    def roots() -> set[str]:
+        return {root for (root,) in machine.rows(f"SELECT s.current_root {SLOTS} WHERE c.role = 'rollout'")}
+
+    machine.until(lambda: roots() == {head}, what="both replicas hold the head", timeout_s=120)
+    # What was written down is one thing; what the engines compute with, asked of them directly, is another.
+    code = (
+        "import django; django.setup();"
+        "from controlplane.models import Replica;"
+        "from controlplane.conductor.fleet import look_at;"
+        "print(*[look_at(r).slots['default'].root for r in Replica.objects.filter(cluster__role='rollout')])"
+    )
+    done = machine_python(machine, code)
+    assert set(done.split()) == {head}
+
+
+def test_the_exported_folder_is_the_trainers_and_generates_what_the_engine_does(machine, killed_run):
+    run, _ = killed_run
+    code = (
+        "import django; django.setup();"
+        "from controlplane.models import Run;"
+        "from controlplane.services.versions import export_folder, version_export;"
+        f"v = Run.objects.get(pk='{run['id']}').lineage.head; version_export(version=v);"
+        "print(export_folder(v))"
+    )
+    folder = machine_python(machine, code).strip()
+    machine.until(lambda: os.path.exists(folder), what=f"the export at {folder}", timeout_s=120)
+    head = machine.rows(HEAD, run["lineage"])[0][1]
+    script = ROOT / "tests" / "full" / "compare_export.py"
+    replica = machine.rows(f"SELECT r.id::text, r.inference_url {SLOTS} WHERE c.slug = 'rollout-west'")[0]
+    token = (machine.state / "run" / "tokens" / f"{replica[0]}.inference").read_text()
+    done = subprocess.run(
+        [sys.executable, str(script), folder, replica[1], token],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=machine.environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    result = msgspec.json.decode(done.stdout.strip().splitlines()[-1])
+    assert result["root"] == head
+    assert result["prompts"] == 8
+    assert result["differing"] == []
+
+
+def test_a_second_up_says_so_and_leaves_the_first_alone(machine, killed_run):
+    second = machine.manage("up")
+    assert second.returncode == 3
+    assert "runs over" in second.stderr
+    demo = machine.manage("demo", "--exit", "--steps", "1")
+    assert demo.returncode == 2
+    assert "runs over" in demo.stderr
+    assert machine.web_answers()
+
+
+def test_ctrl_c_ends_everything_that_was_started(machine, killed_run):
+    pids = [*machine.processes().values(), *machine.services().values()]
+    assert machine.stop() == 0
+    assert [pid for pid in pids if alive(pid)] == []
+    assert machine.manage("services", "status").returncode == 3
+
+
+def alive(pid: int) -> bool:
+    import psutil
+
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def machine_python(machine, code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**machine.environment(), "DJANGO_SETTINGS_MODULE": "controlplane.settings"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
