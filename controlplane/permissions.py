@@ -1,6 +1,6 @@
 """Who may do what: roles of members and scopes of API keys, in one matrix.
 
-`tests/controlplane/api/test_permissions.py` walks every endpoint with every role and every scope.
+`tests/controlplane/api/test_permission_matrix.py` walks every endpoint with every role and every scope.
 """
 
 from __future__ import annotations

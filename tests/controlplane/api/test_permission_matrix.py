@@ -272,6 +272,41 @@ def test_a_pin_to_another_projects_version_is_refused() -> None:
     assert (response.status_code, response.json()["field"]) == (422, "version")
 
 
+def test_the_matrix_itself() -> None:
+    """Written out once more: a change of who may do what is made in two places, on purpose."""
+    roles = {role: {action for action in Action if allowed(role.value, action)} for role in MemberRole}
+    assert roles[MemberRole.VIEWER] == {READ}
+    assert roles[MemberRole.REVIEWER] == roles[MemberRole.VIEWER] | {
+        Action.RUBRICS_PUBLISH,
+        Action.RELEASES_APPROVE,
+        Action.RELEASES_ABORT,
+        Action.FEEDBACK_SEND,
+        Action.FEEDBACK_RETRACT,
+        Action.GATEWAY_CALL,
+    }
+    assert roles[MemberRole.ENGINEER] == roles[MemberRole.REVIEWER] | {
+        Action.CATALOG_WRITE,
+        Action.RUNS_CONTROL,
+        Action.FLEET_CONTROL,
+        Action.WORK_REPLAY,
+        Action.LANES_MANAGE,
+        Action.RELEASES_PROPOSE,
+    }
+    assert roles[MemberRole.OWNER] == set(Action) - {Action.ROLLOUT_CALL}
+    scopes = {scope: {action for action in Action if allowed([scope.value], action)} for scope in Scope}
+    assert scopes == {
+        Scope.READ: {READ},
+        Scope.RUNS: {READ, Action.CATALOG_WRITE, Action.RUNS_CONTROL, Action.WORK_REPLAY},
+        Scope.RELEASES: {READ, Action.LANES_MANAGE, Action.RELEASES_PROPOSE, Action.RELEASES_ABORT},
+        Scope.RUBRICS: {READ, Action.RUBRICS_PUBLISH},
+        Scope.FLEET: {READ, Action.FLEET_CONTROL, Action.WORK_REPLAY},
+        Scope.ADMIN: {READ, MANAGE, Action.USERS_ERASE},
+        Scope.FEEDBACK: {Action.FEEDBACK_SEND, Action.FEEDBACK_RETRACT},
+        Scope.GATEWAY: {Action.GATEWAY_CALL},
+        Scope.ROLLOUT: {Action.ROLLOUT_CALL},
+    }
+
+
 @pytest.mark.parametrize("action", Action)
 def test_unknown_roles_and_scopes_permit_nothing(action: Action) -> None:
     assert not allowed("emperor", action)

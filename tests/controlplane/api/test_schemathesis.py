@@ -3,19 +3,12 @@ document does not name."""
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 import schemathesis
 import yaml
-from django.conf import settings as django_settings
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -29,6 +22,7 @@ from schemathesis.specs.openapi.checks import (
 
 from controlplane.api.document import openapi_yaml
 from tests.controlplane.api.api_factories import World, make_key, make_user, make_world
+from tests.controlplane.api.web_process import serving
 
 pytestmark = pytest.mark.full
 
@@ -38,36 +32,8 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 @pytest.fixture
 def server(test_database_url: str, tmp_path) -> Iterator[str]:
-    """The web process, over the test's database."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {**os.environ, "DATABASE_URL": test_database_url}
-    command = [sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--port", str(port)]
-    log = (tmp_path / "web.log").open("wb")
-    process = subprocess.Popen(
-        [*command, "--log-level", "warning"], env=environment, cwd=django_settings.BASE_DIR, stdout=log, stderr=log
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait(url)
+    with serving(test_database_url, log=tmp_path / "web.log") as url:
         yield url
-    finally:
-        process.terminate()
-        process.wait(20)
-        log.close()
-
-
-def _wait(url: str) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{url}/healthz", timeout=2).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    raise AssertionError("the web process did not come up")
 
 
 def known_parameters(world: World) -> dict[str, list[str]]:
