@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 
 import structlog
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models.functions import Now
 
 from controlplane.conductor.context import StageContext, rollout_clusters, spec_of
@@ -16,6 +15,7 @@ from controlplane.models import Evaluation, Run, WorkUnit
 from controlplane.services.evaluations import evaluation_advance
 from controlplane.services.events import CONDUCTOR
 from controlplane.services.groups import groups_discard
+from controlplane.services.locks import run_try_lock
 from controlplane.services.runs import run_fail, run_move, run_note
 from controlplane.states import EvaluationState, GroupPurpose, GroupState, RunState, StageState, WorkKind, WorkState
 from rl_core.types import StageKind
@@ -35,7 +35,7 @@ def run_advance(run_id: uuid.UUID) -> bool:
     for evaluation_id in _evaluations_to_look_at(run_id):
         evaluation_advance(evaluation_id)
     with transaction.atomic():
-        if not try_lock("run", run_id):
+        if not run_try_lock(run_id):
             return False
         run = _read(run_id)
         if run is None:
@@ -43,7 +43,7 @@ def run_advance(run_id: uuid.UUID) -> bool:
         _advance(run)
     for _ in range(_MAX_RETARGETS):
         with transaction.atomic():
-            if not try_lock("run", run_id):
+            if not run_try_lock(run_id):
                 return False
             context = _context(run_id)
             if context is None or not retarget_one(context):
@@ -54,15 +54,6 @@ def run_advance(run_id: uuid.UUID) -> bool:
 def runs_active() -> list[uuid.UUID]:
     """Runs that are to be looked at."""
     return list(Run.objects.filter(state__in=ACTIVE).order_by("created_at").values_list("pk", flat=True))
-
-
-def try_lock(kind: str, key: uuid.UUID) -> bool:
-    """Take the advisory lock of one thing until the transaction ends, or say at once that it is taken."""
-    digest = hashlib.sha256(f"{kind}/{key}".encode()).digest()
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [int.from_bytes(digest[:8], "big", signed=True)])
-        row = cursor.fetchone()
-    return bool(row and row[0])
 
 
 def _read(run_id: uuid.UUID) -> Run | None:

@@ -6,15 +6,26 @@ from django.db.models import Count, Max, Q
 
 from controlplane.conductor.context import StageContext
 from controlplane.conductor.staleness import Intake, staleness, task_index
-from controlplane.models import Evaluation, ReplicaSlot, RolloutGroup, RubricVersion, Step, Task, TaskSet
+from controlplane.models import Evaluation, Event, ReplicaSlot, RolloutGroup, RubricVersion, Step, Task, TaskSet
 from controlplane.services.evaluations import evaluation_request
-from controlplane.services.events import CONDUCTOR
+from controlplane.services.events import CONDUCTOR, run_topic
 from controlplane.services.groups import IN_FLIGHT, groups_admit, groups_discard
 from controlplane.services.runs import run_fail, stage_move
 from controlplane.services.steps import step_batch
-from controlplane.states import DesiredSource, EvaluationState, GroupState, RunState, StageState, StepState, WeightSlot
+from controlplane.states import (
+    DesiredSource,
+    EvaluationState,
+    EventType,
+    GroupState,
+    RunState,
+    StageState,
+    StepState,
+    WeightSlot,
+)
 from rl_core.specs import RlStage
 from rl_core.types import Split
+
+VOIDS_IN_A_ROW = 6
 
 
 def rl_stage_start(context: StageContext) -> None:
@@ -35,6 +46,8 @@ def rl_stage_advance(context: StageContext) -> None:
     spec = rl_spec(context)
     if context.run.state != RunState.RUNNING:
         return
+    if _hopeless(context):
+        return
     _drop_stale(context, spec)
     published = context.stage.steps.filter(state=StepState.PUBLISHED).count()
     if published >= spec.steps:
@@ -51,6 +64,22 @@ def rl_spec(context: StageContext) -> RlStage:
     if not isinstance(spec, RlStage):
         raise TypeError(f"stage {context.stage.position} of run {context.run.pk} is not an RL stage")
     return spec
+
+
+def _hopeless(context: StageContext) -> bool:
+    """Fail the run when one group after another is void since it last began to run: admitting more cannot help."""
+    ended = context.stage.groups.filter(finished_at__isnull=False).order_by("-finished_at")[:VOIDS_IN_A_ROW]
+    last = list(ended.values_list("state", "finished_at", "reason"))
+    if len(last) < VOIDS_IN_A_ROW or any(state != GroupState.VOIDED for state, _, _ in last):
+        return False
+    began = Event.objects.filter(
+        topic_id=run_topic(context.run.pk), type=EventType.RUN_CHANGED, data__state=RunState.RUNNING.value
+    ).aggregate(at=Max("at"))["at"]
+    if began is not None and last[-1][1] <= began:
+        return False
+    reason = f"the last {VOIDS_IN_A_ROW} groups are void; mend the cause and resume. {last[0][2]}"
+    run_fail(run=context.run, actor=CONDUCTOR, reason=reason)
+    return True
 
 
 def _drop_stale(context: StageContext, spec: RlStage) -> None:

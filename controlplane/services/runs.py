@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from django.db import transaction
 from django.db.models.functions import Now
 
@@ -25,6 +26,7 @@ from controlplane.models import (
 )
 from controlplane.services.events import Actor, conductor_nudge, event_append, run_topic
 from controlplane.services.groups import groups_drop_all
+from controlplane.services.locks import run_lock
 from controlplane.services.transitions import sources_of, transition
 from controlplane.services.versions import lineage_create
 from controlplane.services.work import work_cancel, work_replay
@@ -72,7 +74,7 @@ def run_create(
         run = Run.objects.create(
             project=project,
             name=name.strip()[:200],
-            spec=resolve_run_spec(parsed),
+            spec=_as_json(resolve_run_spec(parsed)),
             lineage=lineage_create(project=project, model=model, parent=parent_version),
             created_by=user,
         )
@@ -89,12 +91,15 @@ def run_create(
 
 def run_pause(*, run: Run, actor: Actor, reason: str) -> Run:
     """No new groups and no new steps; what is under way goes on to its end. Raises: Conflict."""
-    return run_move(run=run, to=RunState.PAUSED, actor=actor, reason=reason)
+    with transaction.atomic():
+        run_lock(run.pk)
+        return run_move(run=run, to=RunState.PAUSED, actor=actor, reason=reason)
 
 
 def run_resume(*, run: Run, actor: Actor, reason: str) -> Run:
     """Go on with a paused or failed run; a failed run's dead letters that stopped it are replayed. Raises: Conflict."""
     with transaction.atomic():
+        run_lock(run.pk)
         if run.state == RunState.FAILED:
             for unit in blocking_letters(run):
                 work_replay(unit=unit, actor=actor, reason=reason)
@@ -106,6 +111,7 @@ def run_resume(*, run: Run, actor: Actor, reason: str) -> Run:
 def run_stop(*, run: Run, actor: Actor, reason: str) -> Run:
     """End the run for good: its work is cancelled, whoever still works on it is refused. Raises: Conflict."""
     with transaction.atomic():
+        run_lock(run.pk)
         work_cancel(run=run)
         groups_drop_all(run=run, reason=f"run stopped: {reason}"[:500])
         Step.objects.filter(run=run, state=StepState.BATCHED).update(state=StepState.FAILED)
@@ -198,6 +204,12 @@ def _parse(spec: dict[str, Any]) -> RunSpec:
         return parse_run_spec(spec)
     except SpecError as error:
         raise Invalid(str(error), "spec") from error
+
+
+def _as_json(data: dict[str, Any]) -> dict[str, Any]:
+    """The data as it comes back from a JSON column, so that a fresh row equals a read one."""
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(data))
+    return plain
 
 
 def _kind_of(stage: RlStage | RealtimeStage) -> StageKind:
