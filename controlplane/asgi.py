@@ -12,7 +12,7 @@ http = get_asgi_application()
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from channels.sessions import SessionMiddlewareStack  # noqa: E402
 
-from controlplane.body_limit import body_limited  # noqa: E402
+from controlplane.api.body_limit import body_limited  # noqa: E402
 from controlplane.live.origin import origin_checked  # noqa: E402
 from controlplane.live.routing import websocket_urlpatterns  # noqa: E402
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import structlog
 from django.core.exceptions import PermissionDenied
-from django.db import DataError, InterfaceError, OperationalError
+from django.db import DataError, IntegrityError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, JsonResponse
+from psycopg.errors import UniqueViolation
 from psycopg_pool import PoolTimeout
 from rest_framework import exceptions
 from rest_framework.response import Response
@@ -85,6 +86,8 @@ def _describe(error: Exception) -> tuple[int, str, str, str] | None:
         return 404, "not_found", "there is nothing here that you may see", ""
     if isinstance(error, PermissionDenied):
         return 403, "forbidden", "you may not do this", ""
+    if isinstance(error, IntegrityError) and isinstance(error.__cause__, UniqueViolation):
+        return 409, "conflict", "somebody else created the same thing just now; read it, then try again", ""
     if isinstance(error, DataError):
         return 422, "invalid", "a value is out of the range that the database can hold", ""
     if isinstance(error, (OperationalError, InterfaceError, PoolTimeout)):

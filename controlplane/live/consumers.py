@@ -37,6 +37,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 INTERVAL_S = 10.0
+COALESCE_S = 0.1  # a burst of events costs one read
 PAGE = 200
 MAX_TOPICS = 64
 MAX_BAD_MESSAGES = 5
@@ -173,6 +174,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
                         await self.wake.wait()
                 except TimeoutError:
                     pass
+                await asyncio.sleep(COALESCE_S)
                 self.wake.clear()
                 timed = time.monotonic() >= due
                 if timed:

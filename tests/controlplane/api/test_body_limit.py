@@ -6,7 +6,7 @@ import json
 
 from asgiref.testing import ApplicationCommunicator
 
-from controlplane.body_limit import body_limited
+from controlplane.api.body_limit import body_limited
 
 
 async def drain(scope, receive, send) -> None:

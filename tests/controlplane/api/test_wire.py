@@ -7,9 +7,10 @@ import math
 from unittest import mock
 
 import pytest
-from django.db import OperationalError
+from django.db import IntegrityError, OperationalError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg.errors import UniqueViolation
 from rest_framework.test import APIClient
 
 from controlplane.api import base, health
@@ -169,6 +170,16 @@ def test_a_database_that_does_not_answer_is_503_with_retry_after(client, path, m
     response = client.get(path)
     problem(response, 503, "unavailable")
     assert int(response["Retry-After"]) > 0
+
+
+def test_a_lost_race_is_409_and_a_broken_invariant_is_a_bug(client, path, monkeypatch) -> None:
+    client.raise_request_exception = False
+    lost = IntegrityError("duplicate key")
+    lost.__cause__ = UniqueViolation()
+    monkeypatch.setattr(base.ListView, "get_queryset", mock.Mock(side_effect=lost))
+    problem(client.get(path), 409, "conflict")
+    monkeypatch.setattr(base.ListView, "get_queryset", mock.Mock(side_effect=IntegrityError("null value")))
+    problem(client.get(path), 500, "internal")
 
 
 def test_healthz_tells_up_from_down(client, monkeypatch) -> None:
