@@ -32,8 +32,18 @@ def _start_services() -> None:
         urls = services_start(STATE)
     except ControlPlaneError as error:
         raise pytest.UsageError(f"the services for the tests do not start: {error}") from error
+    _forget_durability(urls.database_url)
     os.environ["DATABASE_URL"] = os.environ.get("TEST_DATABASE_URL", urls.database_url)
     os.environ["REDIS_URL"] = os.environ.get("TEST_REDIS_URL", f"{urls.redis_url}/{os.getpid() % 1000 + 1}")
+
+
+def _forget_durability(url: str) -> None:
+    """Test data may be lost with the machine: nothing waits for the disk. Speed only; behaviour is the same."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        if connection.execute("SHOW fsync").fetchone() == ("on",):
+            for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+                connection.execute(f"ALTER SYSTEM SET {setting} = off")
+            connection.execute("SELECT pg_reload_conf()")
 
 
 _start_services()

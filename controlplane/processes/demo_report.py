@@ -34,6 +34,8 @@ def progress_line(run: Run, *, total: int) -> str:
     if evaluation is not None:
         scored = evaluation.groups.filter(mean_reward__isnull=False).count()
         return f"held-out tasks {scored}/{evaluation.task_count}"
+    if published >= total:
+        return "finishing"
     if run.steps.filter(state=StepState.BATCHED).exists():
         return f"step {published + 1}/{total}: training"
     groups = RolloutGroup.objects.filter(run=run, purpose=GroupPurpose.TRAIN)
