@@ -32,6 +32,13 @@ HOW_TO_ENABLE = (
 )
 
 
+class RunStuck(WorldError):
+    """Processes of a run do not die. Its slot must not be used again."""
+
+    code = "sandbox_run_stuck"
+    retryable = True
+
+
 class Group(Protocol):
     """The cgroup of one run."""
 
@@ -40,7 +47,7 @@ class Group(Protocol):
         ...
 
     def kill(self) -> None:
-        """Kill everything in it until it is empty. Raises: WorldError when it does not empty."""
+        """Kill everything in it until it is empty. Raises: RunStuck when it does not empty."""
         ...
 
     def oom_kills(self) -> int:
@@ -272,7 +279,7 @@ def _kill_until_empty(procs: Path) -> None:
             except ProcessLookupError:
                 continue
         if time.monotonic() > deadline:
-            raise WorldError(f"{len(pids)} processes of a run do not die: {procs}")
+            raise RunStuck(f"{len(pids)} processes of a run do not die: {procs}")
         time.sleep(0.001)
 
 

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rl_core.errors import RlCoreError, SandboxRefused, SpecError, WorldError
+from rl_core.sandbox.cgroups import RunStuck
 from rl_core.sandbox.launch import Launcher
 from rl_core.sandbox.layers import LayerState
 from rl_core.sandbox.protocol import RunRequest, RunResult
@@ -61,7 +62,13 @@ class Slots:
             self.queued -= 1
         try:
             yield slot
-        finally:
+        except RunStuck:
+            log.exception("sandbox_slot_lost", slot=slot)
+            raise
+        except BaseException:
+            self._free.put_nowait(slot)
+            raise
+        else:
             self._free.put_nowait(slot)
 
 

@@ -60,8 +60,7 @@ def start(job: dict[str, object]) -> int:
     if pid:
         return pid
     os.closerange(3, 256)
-    confined = landlock()
-    if not confined and job["landlock"]:
+    if job["landlock"] and not landlock():
         os._exit(126)
     argv = list(map(str, job["argv"]))  # type: ignore[call-overload]
     program = "/python/bin/python3" if argv[0] == "python3" else argv[0]

@@ -40,7 +40,7 @@ class Launcher:
     first_uid: int | None
     landlock: bool
     reaper: Reaper = field(default_factory=Reaper)
-    _program: bytes = field(default_factory=seccomp_program)
+    program: bytes = field(default_factory=seccomp_program)
     _serial: int = 0
 
     async def run(self, request: RunRequest, *, slot: int) -> RunResult:
@@ -57,7 +57,7 @@ class Launcher:
 
     async def _run_in(self, group: Group, limits: RunLimits, job: bytes, stdin: bytes, slot: int) -> RunResult:
         report_read, report_write = os.pipe()
-        descriptors = [_memory_file("seccomp", self._program), _memory_file("job", job), report_write]
+        descriptors = [_memory_file("seccomp", self.program), _memory_file("job", job), report_write]
         started = time.monotonic()
         try:
             with self.reaper.starting():

@@ -95,6 +95,7 @@ async def test_the_socket_is_private(sandboxd):
     assert sandboxd.socket.stat().st_mode & 0o007 == 0
 
 
+@pytest.mark.full
 async def test_killing_the_daemon_ends_its_runs_and_a_new_one_starts_clean(tmp_path):
     with running_sandboxd(tmp_path) as daemon:
         run = asyncio.create_task(daemon.client.run(code="import time; time.sleep(50)", limits=RunLimits(wall_s=60.0)))
