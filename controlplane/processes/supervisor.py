@@ -19,6 +19,7 @@ import msgspec
 import psutil
 from circus.arbiter import Arbiter
 from circus.exc import ConflictError
+from circus.process import DEAD_OR_ZOMBIE, UNEXISTING
 from circus.watcher import Watcher
 from tornado import gen, ioloop
 
@@ -64,6 +65,14 @@ class PatientWatcher(Watcher):  # type: ignore[misc]  # circus has no types
         self._spawned_at = time.monotonic()
         yield super().spawn_processes()
         self._on_change()
+
+    @gen.coroutine
+    def manage_processes(self) -> Any:
+        """Reap first: circus forgets a process that it finds dead here without saying how it ended."""
+        for process in list(self.processes.values()):
+            if process.status in (DEAD_OR_ZOMBIE, UNEXISTING):
+                self.reap_process(process.pid)
+        yield super().manage_processes()
 
     def _reaped(self, *, exit_code: int | None = None, **_: Any) -> bool:
         if not self.is_stopping() and not self.is_stopped():
