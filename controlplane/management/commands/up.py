@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from typing import Any
 
 from django.conf import settings
@@ -56,7 +57,7 @@ class Command(BaseCommand):
             migrate(say)
             stack = Stack(
                 web_port=port,
-                terminal=None if options["quiet"] else self.stdout._out,
+                terminal=None if options["quiet"] else sys.stdout,
                 say=say,
                 parent=os.getppid() if options["with_parent"] else None,
             )
