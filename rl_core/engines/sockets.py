@@ -6,7 +6,7 @@ import socket
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises: OSError when the port is in use, OverflowError past 65535."""
+    """A listening socket; port 0 takes a free one. Raises: OSError (port in use), OverflowError (no such port)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:

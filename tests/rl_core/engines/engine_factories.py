@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Mi
 from rl_core.chat import ChatTokenizer
 from rl_core.engines.engine import Engine
 from rl_core.engines.protocol import ComputeDtype
-from rl_core.engines.request import ActiveSequence, Request
+from rl_core.engines.request import ActiveSequence, OnToken, Request
 from rl_core.engines.scheduler import SchedulerLimits
 from rl_core.models.checkpoint import read_checkpoint, write_checkpoint
 from rl_core.types import Generated, SamplingParams
@@ -93,18 +94,34 @@ def random_prompt(length: int, *, seed: int) -> list[int]:
     return torch.randint(0, 256, (length,), generator=generator).tolist()
 
 
-def submit(engine: Engine, prompt: list[int], *, slot: str | None = None, **fields: Any) -> ActiveSequence:
+class Gate:
+    """An `on_token` that holds the decode thread at the n-th token until it is opened."""
+
+    def __init__(self, count: int) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        self._left = count
+
+    def __call__(self, _: object) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.reached.set()
+            assert self.open.wait(60)
+
+
+def submit(
+    engine: Engine, prompt: list[int], *, slot: str | None = None, on_token: OnToken | None = None, **fields: Any
+) -> ActiveSequence:
     own = ("routes", "tops", "min_version", "exact_version")
     request_fields = {key: fields.pop(key) for key in own if key in fields}
     request = Request(prompt=prompt, sampling=SamplingParams(**fields), **request_fields)
-    return engine.submit(request, slot=slot)
+    return engine.submit(request, slot=slot, on_token=on_token)
 
 
 def generate(engine: Engine, prompt: list[int], *, slot: str | None = None, **fields: Any) -> Generated:
-    return submit(engine, prompt, slot=slot, **fields).future.result(60)
+    return submit(engine, prompt, slot=slot, **fields).future.result(120)
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

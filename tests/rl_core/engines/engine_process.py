@@ -29,7 +29,7 @@ class EngineProcess:
 
     def stop(self) -> int:
         self.process.terminate()
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 def free_ports(count: int) -> list[int]:

@@ -31,7 +31,7 @@ def test_a_seed_draws_the_same_alone_and_in_a_crowd(folder: Path) -> None:
     assert together.token_ids == alone.token_ids
     assert other.token_ids != alone.token_ids
     for sequence in crowd:
-        sequence.future.result(30)
+        sequence.future.result(60)
     crowded.close()
 
 
@@ -39,7 +39,7 @@ def test_tokens_follow_the_distribution(folder: Path) -> None:
     engine = make.make_engine(folder)
     prompt = make.random_prompt(8, seed=3)
     draws = [make.submit(engine, prompt, max_tokens=1, temperature=0.5, seed=i) for i in range(200)]
-    counts = torch.bincount(torch.tensor([d.future.result(30).token_ids[0] for d in draws]), minlength=259)
+    counts = torch.bincount(torch.tensor([d.future.result(60).token_ids[0] for d in draws]), minlength=259)
     with torch.no_grad():
         logits = make.hf_model(folder)(torch.tensor([prompt])).logits[0, -1].double()
     probabilities = torch.softmax(logits / 0.5, -1)
@@ -55,7 +55,7 @@ def test_identical_prompts_together_are_prefilled_once(folder: Path) -> None:
     engine = make.make_engine(folder)
     prompt = make.random_prompt(50, seed=1)
     group = [make.submit(engine, prompt, max_tokens=12, seed=i) for i in range(8)]
-    results = [sequence.future.result(30) for sequence in group]
+    results = [sequence.future.result(60) for sequence in group]
     assert sorted(result.cached_tokens for result in results) == [0] + [49] * 7
     model = make.hf_model(folder)
     for result in results:
@@ -126,6 +126,20 @@ def test_stop_strings_end_a_completion(folder: Path) -> None:
     engine.close()
 
 
+def test_an_end_token_ends_a_completion_and_is_part_of_it(folder: Path, tmp_path: Path) -> None:
+    engine = make.make_engine(folder)
+    prompt = make.random_prompt(8, seed=11)
+    tokens = make.generate(engine, prompt, temperature=0, max_tokens=60).token_ids
+    place = next(i for i in range(4, 60) if tokens[i] not in tokens[:i])
+    engine.close()
+    other = make.make_model_folder(tmp_path / "m", eos_token_id=tokens[place])
+    (other / "tokenizer_config.json").write_text((folder / "tokenizer_config.json").read_text())
+    engine = make.make_engine(other)
+    result = make.generate(engine, prompt, temperature=0, max_tokens=60)
+    assert (result.finish_reason, result.token_ids) == (FinishReason.STOP, tokens[: place + 1])
+    engine.close()
+
+
 def test_the_length_of_the_window_ends_a_completion(tmp_path: Path) -> None:
     engine = make.make_engine(make.endless_model_folder(tmp_path / "m"), max_len=32)
     result = make.generate(engine, make.random_prompt(20, seed=1), max_tokens=500)
@@ -149,10 +163,10 @@ def test_abort_ends_running_and_waiting_requests(folder: Path) -> None:
     make.wait_until(lambda: running.sampled > 3)
     engine.abort(waiting)
     engine.abort(running)
-    ended = running.future.result(10)
+    ended = running.future.result(60)
     assert ended.finish_reason is FinishReason.ABORT
     assert 3 < len(ended.token_ids) < 240
-    assert waiting.future.result(10).token_ids == []
+    assert waiting.future.result(60).token_ids == []
     assert engine.snapshot()["default"]["aborted_total"] == 2
     assert make.generate(engine, [7], max_tokens=2).finish_reason is FinishReason.LENGTH
     engine.close()
@@ -165,7 +179,7 @@ def test_a_full_queue_sends_callers_away(folder: Path) -> None:
     with pytest.raises(EngineBusy):
         make.submit(engine, [1], max_tokens=1)
     engine.resume()
-    assert all(len(sequence.future.result(10).token_ids) == 1 for sequence in queued)
+    assert all(len(sequence.future.result(60).token_ids) == 1 for sequence in queued)
     engine.close()
 
 
@@ -181,7 +195,7 @@ def test_pause_keep_freezes_and_resume_goes_on(folder: Path) -> None:
     threading.Event().wait(0.1)
     assert sequence.sampled == frozen < 150
     engine.resume()
-    assert sequence.future.result(20).token_ids == wanted.token_ids
+    assert sequence.future.result(60).token_ids == wanted.token_ids
     engine.close()
 
 
@@ -195,7 +209,7 @@ def test_pause_wait_finishes_what_runs_and_admits_nothing(folder: Path) -> None:
     assert running.future.result().finish_reason is not FinishReason.ABORT
     assert not waiting.future.done()
     engine.resume()
-    assert len(waiting.future.result(10).token_ids) == 2
+    assert len(waiting.future.result(60).token_ids) == 2
     engine.close()
 
 
@@ -204,7 +218,7 @@ def test_pause_abort_ends_everything(folder: Path) -> None:
     sequences = [make.submit(engine, [1, 2, 3], max_tokens=240) for _ in range(2)]
     make.wait_until(lambda: sequences[0].sampled > 3)
     engine.pause(PauseMode.ABORT)
-    assert [sequence.future.result(1).finish_reason for sequence in sequences] == [FinishReason.ABORT] * 2
+    assert [sequence.future.result(30).finish_reason for sequence in sequences] == [FinishReason.ABORT] * 2
     engine.resume()
     assert len(make.generate(engine, [1], max_tokens=1).token_ids) == 1
     engine.close()
@@ -214,7 +228,7 @@ def test_close_answers_what_is_in_flight(folder: Path) -> None:
     engine = make.make_engine(folder, max_seqs=1)
     sequences = [make.submit(engine, [1, 2, 3], max_tokens=240) for _ in range(2)]
     engine.close()
-    assert {sequence.future.result(1).finish_reason for sequence in sequences} == {FinishReason.ABORT}
+    assert {sequence.future.result(30).finish_reason for sequence in sequences} == {FinishReason.ABORT}
     with pytest.raises(EngineError):
         make.submit(engine, [1])
 
@@ -242,6 +256,6 @@ def test_a_long_prompt_does_not_stop_the_others(folder: Path) -> None:
     make.wait_until(lambda: running.sampled > 3)
     before = running.sampled
     late = make.submit(engine, make.random_prompt(200, seed=1), max_tokens=1)
-    late.future.result(20)
+    late.future.result(60)
     assert running.sampled - before >= 40  # 200 tokens in chunks of 4, a decode step between any two
     engine.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import engine_factories as make
@@ -24,9 +25,20 @@ def swap_in_flight(engine: Engine, changed: dict[str, torch.Tensor], kv: KvMode)
     engine.relabel(V1)
     staged = engine.stage(changed)
     prompts = [make.random_prompt(6 + 9 * index, seed=index) for index in range(6)]
-    sequences = [make.submit(engine, prompt, max_tokens=120, seed=i, routes=True) for i, prompt in enumerate(prompts)]
-    make.wait_until(lambda: all(sequence.sampled > 5 for sequence in sequences))
-    engine.commit(staged, version=V2, kv=kv)
+    gate = make.Gate(10)
+    sequences = [
+        make.submit(
+            engine, prompt, max_tokens=120, seed=i, routes=True, on_token=gate if prompt is prompts[-1] else None
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+    # The decode thread stands in the gate until the commit is queued, so that the swap meets every sequence.
+    assert gate.reached.wait(60)
+    with ThreadPoolExecutor(1) as pool:
+        committed = pool.submit(engine.commit, staged, version=V2, kv=kv)
+        make.wait_until(lambda: bool(engine._scheduler(None)._commands))
+        gate.open.set()
+        assert committed.result(60) < 60
     return [(prompt, sequence.future.result(60)) for prompt, sequence in zip(prompts, sequences, strict=True)]
 
 
@@ -40,10 +52,9 @@ def split_of(result: Generated) -> int:
 
 
 def mixed(results: list[tuple[list[int], Generated]]) -> list[tuple[list[int], Generated]]:
-    """Those that the swap met in flight: others ended by themselves before it."""
-    found = [pair for pair in results if len(pair[1].spans) == 2]
-    assert len(found) >= 3
-    return found
+    """The results, every one of which the swap met in flight."""
+    assert all(len(result.spans) == 2 for _, result in results)
+    return results
 
 
 @pytest.mark.parametrize("routed", [False, True])
@@ -142,8 +153,8 @@ def test_swap_fails_requests_that_want_the_old_version(tmp_path: Path) -> None:
     make.wait_until(lambda: exact.sampled > 3 and least.sampled > 3)
     engine.commit(engine.stage(make.perturbed(engine.tensors(), seed=1)), version=V2)
     with pytest.raises(VersionUnavailable):
-        exact.future.result(20)
-    assert len(least.future.result(20).token_ids) == 200
+        exact.future.result(60)
+    assert len(least.future.result(60).token_ids) == 200
     with pytest.raises(VersionUnavailable):
         make.submit(engine, [1], exact_version=V1)
     with pytest.raises(VersionUnavailable):
@@ -152,18 +163,55 @@ def test_swap_fails_requests_that_want_the_old_version(tmp_path: Path) -> None:
     engine.close()
 
 
+def record_routes(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Experts that each layer of a transformers model chooses from now on, `[T, K]` per layer and forward."""
+    chosen: list[torch.Tensor] = []
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda module, args, out: chosen.append(out[2]))
+    return chosen
+
+
 @pytest.mark.parametrize("kv", list(KvMode))
-def test_routes_are_those_of_the_recorded_tokens(tmp_path: Path, kv: KvMode) -> None:
+def test_routes_are_those_behind_the_recorded_logprobs(tmp_path: Path, kv: KvMode) -> None:
+    """What was routed before the swap stays recorded as it was, also when its keys are computed again."""
     folder = make.endless_model_folder(tmp_path / "m", routed=True)
     changed = make.perturbed(read_checkpoint(folder), seed=1)
+    old, new = make.hf_model(folder), make.hf_with(folder, changed)
+    before, after = record_routes(old), record_routes(new)
     engine = make.make_engine(folder)
-    for prompt, result in swap_in_flight(engine, changed, kv):
+    for prompt, result in mixed(swap_in_flight(engine, changed, kv)):
+        turn = len(prompt) + split_of(result) - 1
+        before.clear()
+        after.clear()
+        if kv is KvMode.KEEP:
+            replayed_over_kept_cache(old, new, prompt, result.token_ids, split_of(result))
+            wanted = torch.cat((torch.stack(before, dim=1), torch.stack(after, dim=1)))
+        else:
+            fed = torch.tensor([prompt + result.token_ids[:-1]])
+            old(fed)
+            new(fed)
+            wanted = torch.cat((torch.stack(before, dim=1)[:turn], torch.stack(after, dim=1)[turn:]))
         routes = result.routes
         assert routes is not None
-        count = len(prompt) + len(result.token_ids) - 1
-        assert (routes.tokens, routes.layers, routes.top_k, routes.dtype) == (count, 3, 2, "uint8")
-        assert len(routes.data) == count * 6
-        assert set(routes.data) <= {0, 1, 2, 3}
+        assert (routes.tokens, routes.layers, routes.top_k, routes.dtype) == (*wanted.shape, "uint8")
+        assert routes.data == wanted.to(torch.uint8).numpy().tobytes()
+    engine.close()
+
+
+def test_rows_of_two_versions_are_no_prefix(tmp_path: Path) -> None:
+    folder = make.endless_model_folder(tmp_path / "m")
+    changed = make.perturbed(read_checkpoint(folder), seed=1)
+    engine = make.make_engine(folder)
+    prompt = make.random_prompt(30, seed=1)
+    running = make.submit(engine, prompt, max_tokens=200)
+    make.wait_until(lambda: running.sampled > 5)
+    engine.commit(engine.stage(changed), version=V2, kv=KvMode.KEEP)
+    beside = make.generate(engine, prompt, max_tokens=5)
+    assert len(running.future.result(60).token_ids) == 200
+    behind = make.generate(engine, [*prompt, *running.future.result().token_ids[:20]], max_tokens=5)
+    assert (beside.cached_tokens, behind.cached_tokens) == (0, 30)
+    wanted = make.reference_logprobs(make.hf_with(folder, changed), prompt, beside.token_ids)
+    assert (torch.tensor(beside.logprobs) - wanted).abs().max() < TOLERANCE
     engine.close()
 
 
@@ -189,9 +237,7 @@ def test_routes_equal_those_of_transformers(tmp_path: Path) -> None:
     folder = make.make_model_folder(tmp_path / "m", routed=True)
     engine = make.make_engine(folder)
     model = make.hf_model(folder)
-    chosen: list[torch.Tensor] = []
-    for layer in model.model.layers:
-        layer.mlp.gate.register_forward_hook(lambda module, args, out: chosen.append(out[2]))
+    chosen = record_routes(model)
     shared = make.random_prompt(40, seed=8)
     make.generate(engine, shared, max_tokens=3)  # so that the second prompt's routes come from a reused prefix
     prompt = [*shared, 1, 2, 3]
