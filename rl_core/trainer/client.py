@@ -43,7 +43,7 @@ class TrainerProcess:
         *,
         python: str = sys.executable,
         threads: int = 1,
-        stderr: IO[Any] | None = None,
+        stderr: IO[Any] | int | None = None,
         env: dict[str, str] | None = None,
     ) -> Self:
         """Start the process. `stderr` takes its logs (default: this process's own); `env` replaces the environment.
