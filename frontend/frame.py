@@ -6,11 +6,14 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils.cache import patch_vary_headers
 
 from controlplane.selectors.pages_events import topic_seqs
 from controlplane.services.events import project_topic
 from frontend.access import Access, request_memberships
 from frontend.navigation import navigation
+
+FRAGMENT_HEADER = "X-Slipway-Fragment"
 
 
 def follow(access: Access, *topics: str) -> dict[str, int]:
@@ -29,9 +32,17 @@ def show(
     *,
     section: str,
     live: dict[str, int] | None = None,
+    part: str = "",
     status: int = 200,
 ) -> HttpResponse:
-    """Render a page inside the frame. `live` comes from `follow`; without it the page does not move by itself."""
+    """Render a page inside the frame. `live` comes from `follow`; without it the page does not move by itself.
+
+    `part` names the template of the page's moving part, which is rendered alone when the page asks for it again.
+    """
+    if part and request.headers.get(FRAGMENT_HEADER):
+        response = render(request, part, {"access": access, **context}, status=status)
+        patch_vary_headers(response, [FRAGMENT_HEADER])
+        return response
     framed = {
         "access": access,
         "section": section,
@@ -40,4 +51,7 @@ def show(
         "live_topics": live or {},
         **context,
     }
-    return render(request, template, framed, status=status)
+    response = render(request, template, framed, status=status)
+    if part:
+        patch_vary_headers(response, [FRAGMENT_HEADER])
+    return response

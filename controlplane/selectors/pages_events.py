@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from django.db.models import Q
 
 from controlplane.models import Event, Project, Topic
+from controlplane.states import EventType
 
 PAGE = 50
+CHATTER = (
+    EventType.GROUP_CHANGED,
+    EventType.ROLLOUT_CHANGED,
+    EventType.METRICS_RECORDED,
+    EventType.TRANSFER_CHANGED,
+    EventType.REPLICA_TARGETED,
+)
 
 
 def topic_seqs(names: Iterable[str]) -> dict[str, int]:
@@ -29,6 +37,7 @@ class EventFilter:
     topic: str = ""
     reason: str = ""
     before: int | None = None
+    quiet: bool = False  # leave out what happens many times in every step
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,8 @@ def events_page(project: Project, wanted: EventFilter, size: int = PAGE) -> Even
     query = Q(project=project)
     if wanted.type:
         query &= Q(type__startswith=wanted.type)
+    if wanted.quiet:
+        query &= ~Q(type__in=CHATTER)
     if wanted.by:
         query &= Q(actor_kind=wanted.by)
     if wanted.actor:

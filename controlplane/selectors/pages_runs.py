@@ -11,6 +11,7 @@ from django.db.models import Count, F, Max, Q, QuerySet
 
 from controlplane.models import Cluster, MetricPoint, ModelCard, PolicyVersion, Project, Rubric, Run, Step, TaskSet
 from controlplane.selectors.pages_series import REWARD
+from controlplane.services.events import run_topic
 from controlplane.states import RunState, StepState, VersionState
 from rl_core.types import ClusterRole
 
@@ -221,10 +222,19 @@ def run_ingredients(project: Project) -> RunIngredients:
     )
 
 
+_GOING = (RunState.PENDING, RunState.RUNNING, RunState.PAUSED)
+_MAX_FOLLOWED = 40
+
+
+def going_topics(project: Project) -> list[str]:
+    """The topics of the newest runs that go on, for a page that follows them all."""
+    runs = Run.objects.filter(project=project, state__in=_GOING).order_by("-pk")
+    return [run_topic(run_id) for run_id in runs.values_list("pk", flat=True)[:_MAX_FOLLOWED]]
+
+
 def going_runs(project: Project) -> list[RunRow]:
     """Runs that go on or wait for somebody, newest first."""
-    states = [RunState.PENDING, RunState.RUNNING, RunState.PAUSED]
-    return run_rows(list(Run.objects.filter(project=project, state__in=states).order_by("-pk")[:20]))
+    return run_rows(list(Run.objects.filter(project=project, state__in=_GOING).order_by("-pk")[:20]))
 
 
 def run_names(project: Project, size: int = 200) -> list[Run]:

@@ -6,6 +6,7 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
 from controlplane.selectors.pages_events import EventFilter, events_page
+from controlplane.selectors.pages_runs import going_topics
 from controlplane.states import ActorKind, EventType
 from frontend.access import Access, page
 from frontend.frame import follow, show
@@ -16,7 +17,7 @@ from frontend.queries import choice_of, text_of, whole_of
 @page()
 def event_list(request: HttpRequest, access: Access) -> HttpResponse:
     """All events of the project, newest first."""
-    live = follow(access)
+    live = follow(access, *going_topics(access.project))
     wanted = EventFilter(
         type=choice_of(request.GET, "type", EventType.values),
         by=choice_of(request.GET, "by", ActorKind.values),
@@ -31,4 +32,6 @@ def event_list(request: HttpRequest, access: Access) -> HttpResponse:
         "kinds": EventType.values,
         "actor_kinds": ActorKind.values,
     }
-    return show(request, access, "frontend/events.html", context, section="events", live=live)
+    return show(
+        request, access, "frontend/events.html", context, section="events", live=live, part="frontend/events_part.html"
+    )

@@ -10,7 +10,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from controlplane.selectors.pages_events import EventFilter, events_page
 from controlplane.selectors.pages_fleet import clusters_view
-from controlplane.selectors.pages_runs import RunFilter, going_runs, run_ingredients, runs_page
+from controlplane.selectors.pages_runs import RunFilter, going_runs, going_topics, run_ingredients, runs_page
 from controlplane.selectors.pages_work import problems_of
 from frontend.access import SESSION_KEY, Access, access_of, page
 from frontend.frame import follow, show
@@ -24,7 +24,7 @@ def _context(access: Access) -> dict[str, Any]:
         "going": going_runs(project),
         "recent": runs_page(project, RunFilter(), size=5).rows,
         "clusters": clusters_view(project),
-        "events": events_page(project, EventFilter(), size=12).events,
+        "events": events_page(project, EventFilter(quiet=True), size=12).events,
         "missing": run_ingredients(project).missing,
     }
 
@@ -33,7 +33,7 @@ def _context(access: Access) -> dict[str, Any]:
 @page()
 def home(request: HttpRequest, access: Access) -> HttpResponse:
     """The first page."""
-    live = follow(access, *(f"run:{row.run.pk}" for row in going_runs(access.project)))
+    live = follow(access, *going_topics(access.project))
     return show(request, access, "frontend/home.html", _context(access), section="home", live=live)
 
 

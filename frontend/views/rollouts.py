@@ -18,7 +18,7 @@ from controlplane.selectors.pages_runs import run_names
 from controlplane.selectors.pages_trajectory import trajectory_view
 from controlplane.states import RolloutState
 from frontend.access import Access, access_of, page
-from frontend.frame import follow, show
+from frontend.frame import show
 from frontend.queries import choice_of, number_of, text_of, uuid_of, whole_of
 from rl_core.types import Split
 
@@ -50,7 +50,7 @@ def rollout_list(request: HttpRequest, access: Access) -> HttpResponse:
         "states": RolloutState.values,
         "orders": _ORDERS,
     }
-    return show(request, access, "frontend/rollouts.html", context, section="rollouts", live=follow(access))
+    return show(request, access, "frontend/rollouts.html", context, section="rollouts")
 
 
 @require_safe

@@ -14,6 +14,7 @@ from controlplane.selectors.pages_events import topic_tail
 from controlplane.selectors.pages_runs import (
     RunFilter,
     forks_of,
+    going_topics,
     parent_run_of,
     rubric_hashes,
     run_counts,
@@ -44,7 +45,7 @@ CONTROLS = "controls"
 @page()
 def run_list(request: HttpRequest, access: Access) -> HttpResponse:
     """All runs, filtered by what the URL says: the URL is the saved view."""
-    live = follow(access)
+    live = follow(access, *going_topics(access.project))
     wanted = RunFilter(
         text=text_of(request.GET, "text"),
         state=choice_of(request.GET, "state", RunState.values),
@@ -59,7 +60,9 @@ def run_list(request: HttpRequest, access: Access) -> HttpResponse:
         "missing": run_ingredients(access.project).missing,
         "filtered": any((wanted.text, wanted.state, wanted.model, wanted.before)),
     }
-    return show(request, access, "frontend/runs.html", context, section="runs", live=live)
+    return show(
+        request, access, "frontend/runs.html", context, section="runs", live=live, part="frontend/runs_part.html"
+    )
 
 
 def run_of(request: HttpRequest, run_id: UUID) -> tuple[Access, Run]:

@@ -8,6 +8,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
 from controlplane.models import WorkUnit
+from controlplane.selectors.pages_runs import going_topics
 from controlplane.selectors.pages_work import WorkFilter, work_page
 from controlplane.states import WorkKind, WorkState
 from frontend.access import Access, access_of, page
@@ -19,7 +20,7 @@ from frontend.queries import choice_of, uuid_of
 @page()
 def work_list(request: HttpRequest, access: Access) -> HttpResponse:
     """All units of work, dead letters first by default."""
-    live = follow(access)
+    live = follow(access, *going_topics(access.project))
     asked = "state" in request.GET
     wanted = WorkFilter(
         state=choice_of(request.GET, "state", WorkState.values) if asked else WorkState.DEAD.value,
@@ -33,7 +34,9 @@ def work_list(request: HttpRequest, access: Access) -> HttpResponse:
         "states": WorkState.values,
         "kinds": WorkKind.values,
     }
-    return show(request, access, "frontend/work.html", context, section="work", live=live)
+    return show(
+        request, access, "frontend/work.html", context, section="work", live=live, part="frontend/work_part.html"
+    )
 
 
 @require_safe

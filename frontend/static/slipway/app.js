@@ -39,7 +39,7 @@ function startForms() {
   });
 }
 
-const LABELS = { live: "Live", offline: "Not connected", paused: "Paused" };
+const LABELS = { live: "Live", slow: "Live, by asking", offline: "Not connected", paused: "Paused" };
 
 function startLive() {
   const box = document.getElementById("live");

@@ -7,7 +7,7 @@ import { coalesced } from "./live.js";
 import { refreshTimes } from "./times.js";
 
 function inUse(element) {
-  if (element.contains(document.activeElement)) return true;
+  if (element.contains(document.activeElement) || element.querySelector("input:checked")) return true;
   const selection = document.getSelection();
   return Boolean(selection && !selection.isCollapsed && element.contains(selection.anchorNode));
 }

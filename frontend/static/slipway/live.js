@@ -1,6 +1,7 @@
-// The live stream: one websocket, topics with the seq last seen, reconnect with backoff, gaps asked for again.
+// The live stream: one websocket, topics with the seq last seen, reconnect with backoff. What the socket did not bring
+// (a gap, or everything while it is away) is read from GET /api/v1/events?topic=&after=.
 //
-// Emits on itself: "event" (detail: an envelope), "state" (detail: "live" | "offline" | "paused").
+// Emits on itself: "event" (detail: an envelope), "state" (detail: "live" | "slow" | "offline" | "paused"), "refresh".
 // While paused, envelopes wait and are delivered in order on resume; beyond MAX_HELD only the seq is kept and
 // `refresh` is emitted instead, because the page then reads everything again anyway.
 
@@ -8,6 +9,7 @@ const FIRST_DELAY_MS = 500;
 const MAX_DELAY_MS = 15000;
 const RETRY_TOPIC_MS = 4000;
 const MAX_HELD = 500;
+const POLL_MS = 5000;
 const UNAUTHENTICATED = 4401;
 
 export class LiveClient extends EventTarget {
@@ -20,11 +22,14 @@ export class LiveClient extends EventTarget {
     this.held = [];
     this.overflowed = false;
     this.connected = false;
+    this.polling = false; // the socket is away and the events come by asking
+    this.filling = new Map();
     this.socket = null;
   }
 
   start() {
     this.#connect();
+    setInterval(() => this.#poll(), POLL_MS);
   }
 
   pause() {
@@ -47,7 +52,8 @@ export class LiveClient extends EventTarget {
 
   get state() {
     if (this.paused) return "paused";
-    return this.connected ? "live" : "offline";
+    if (this.connected) return "live";
+    return this.polling ? "slow" : "offline";
   }
 
   #announce() {
@@ -64,8 +70,12 @@ export class LiveClient extends EventTarget {
 
   #closed(event) {
     this.connected = false;
+    this.polling = false;
     this.#announce();
-    if (event.code === UNAUTHENTICATED) return;
+    if (event.code === UNAUTHENTICATED) {
+      this.lastSeq.clear(); // the session ended: nothing more may be asked
+      return;
+    }
     const wait = this.delay * (0.5 + Math.random() / 2);
     this.delay = Math.min(MAX_DELAY_MS, this.delay * 2);
     setTimeout(() => this.#connect(), wait);
@@ -101,8 +111,8 @@ export class LiveClient extends EventTarget {
   #take(envelope) {
     const last = this.lastSeq.get(envelope.topic);
     if (last === undefined || envelope.seq <= last) return; // seen already
-    if (envelope.seq > last + 1) { // a gap: ask again from what we have
-      this.#subscribe([envelope.topic]);
+    if (envelope.seq > last + 1) {
+      this.#fill(envelope.topic);
       return;
     }
     this.lastSeq.set(envelope.topic, envelope.seq);
@@ -113,6 +123,37 @@ export class LiveClient extends EventTarget {
     } else {
       this.overflowed = true;
     }
+  }
+
+  // Read what comes after the last seq of a topic, page by page. One at a time for each topic.
+  #fill(topic) {
+    if (!this.filling.has(topic)) {
+      this.filling.set(topic, this.#read(topic).finally(() => this.filling.delete(topic)));
+    }
+    return this.filling.get(topic);
+  }
+
+  async #read(topic) {
+    for (;;) {
+      const query = new URLSearchParams({ topic, after: this.lastSeq.get(topic) });
+      const response = await fetch(`/api/v1/events?${query}`, { headers: { Accept: "application/json" } });
+      if (!response.ok) return false;
+      const page = await response.json();
+      for (const envelope of page.results) this.#take(envelope);
+      if (page.next_after >= page.seq || !page.results.length) return true;
+    }
+  }
+
+  // While the socket is away the events are asked for, so that the page goes on, only slower.
+  async #poll() {
+    if (this.connected || document.hidden || !this.lastSeq.size) return;
+    try {
+      const answers = await Promise.all([...this.lastSeq.keys()].map((topic) => this.#fill(topic)));
+      this.polling = !this.connected && answers.some(Boolean);
+    } catch { // the server is away altogether
+      this.polling = false;
+    }
+    this.#announce();
   }
 
   #deliver(envelope) {
