@@ -170,7 +170,10 @@ def _task(split: Split, number: int) -> Task:
     a, b = 41 + number % 59, 12 + number % 29
     text = f"There are {a} boxes with {b} pens in each. How many pens are there? ({split.value} {number})"
     return Task(
-        id=f"{split.value}-boxes-{number:04d}", split=split, input={"question": text}, reference={"solution": a * b}
+        id=f"{split.value}-boxes-{number:04d}",
+        split=split,
+        input={"question": text},
+        reference={"answer": str(a * b), "expression": f"{a}*{b}"},
     )
 
 
@@ -351,8 +354,8 @@ def make_trajectory(
 ) -> Trajectory:
     """Two turns with a calculator; sampled tokens of two versions. `hostile` is put wherever a model could write."""
     luck = random.Random(seed)
-    solution = group.task.reference["solution"]
-    expression = "41 * 12" if ran else "forty-one times twelve"
+    solution = int(group.task.reference["answer"])
+    expression = group.task.reference["expression"] if ran else "forty-one times twelve"
     answer = f"Answer: {solution if right else solution + 1}{hostile}"
     texts = [
         (Role.SYSTEM, "Solve word problems with a calculator. Reply <calc>EXPRESSION</calc> to use it."),

@@ -25,7 +25,7 @@ def _context(access: Access) -> dict[str, Any]:
         "recent": runs_page(project, RunFilter(), size=5).rows,
         "clusters": clusters_view(project),
         "events": events_page(project, EventFilter(quiet=True), size=12).events,
-        "missing": run_ingredients(project).missing,
+        "ingredients": run_ingredients(project),
     }
 
 

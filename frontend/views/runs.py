@@ -56,8 +56,7 @@ def run_list(request: HttpRequest, access: Access) -> HttpResponse:
         "page": runs_page(access.project, wanted),
         "wanted": wanted,
         "states": RunState.values,
-        "models": run_ingredients(access.project).models,
-        "missing": run_ingredients(access.project).missing,
+        "ingredients": run_ingredients(access.project),
         "filtered": any((wanted.text, wanted.state, wanted.model, wanted.before)),
     }
     return show(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
 
 import pytest
 from django.test import Client
 from django.urls import reverse
 
 from controlplane.models import ApiKey, Event, Membership, RubricVersion, Run, User, WorkUnit
-from controlplane.services.tenancy import api_key_authenticate
-from controlplane.states import MemberRole, RunState, WorkState
+from controlplane.services.events import SYSTEM
+from controlplane.services.tenancy import api_key_authenticate, api_key_create
+from controlplane.states import MemberRole, RunState, Scope, WorkState
 from tests.factories import PASSWORD, Workspace, furnish, kill_unit, make_workspace, play, start_run
 
 pytestmark = pytest.mark.django_db
@@ -268,3 +271,22 @@ def test_members_are_added_changed_and_removed(workspace: Workspace) -> None:
     last = client.post(reverse("members"), {"act": "remove", "membership": str(owner.pk)})
     assert last.status_code == 422
     assert "last owner" in last.content.decode()
+
+
+@pytest.mark.parametrize("name", ["home", "runs", "task_sets"])
+def test_the_curl_of_an_empty_page_works_as_it_stands(workspace: Workspace, name: str) -> None:
+    if name == "task_sets":
+        workspace = make_workspace()
+    page = client_of(workspace).get(reverse(name)).content.decode()
+    command = shlex.split(html.unescape(re.search(r'<pre id="first-curl">(.*?)</pre>', page, re.DOTALL)[1]))
+    address = next(word for word in command if word.startswith("http://testserver/"))
+    _, secret = api_key_create(
+        project=workspace.project, name="k", scopes=[Scope.RUNS], actor=SYSTEM, created_by=workspace.owner
+    )
+    response = Client().post(
+        address.removeprefix("http://testserver"),
+        data=command[command.index("-d") + 1],
+        content_type="application/json",
+        headers={"Authorization": f"Bearer {secret}"},
+    )
+    assert response.status_code == 201, response.content.decode()
