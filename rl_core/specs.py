@@ -49,7 +49,7 @@ class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise SpecError(message)
 
 
-class OptimizerSpec(_Spec):
+class OptimizerSpec(_Spec, frozen=True, kw_only=True):
     """AdamW on fp32 master weights."""
 
     learning_rate: float = 3e-5
@@ -66,7 +66,7 @@ class OptimizerSpec(_Spec):
         self._require(self.clip_norm > 0, f"clip_norm must be positive, not {self.clip_norm}")
 
 
-class LossSpec(_Spec):
+class LossSpec(_Spec, frozen=True, kw_only=True):
     """The objective. `scale` multiplies the token loss over `groups · attempts · max tokens` (Dr. GRPO's constant)."""
 
     kind: LossKind = LossKind.PG_TIS
@@ -89,7 +89,7 @@ class LossSpec(_Spec):
         self._require(0 <= self.replay_plausibility <= 1, "replay_plausibility must be in [0, 1]")
 
 
-class RlStage(_Spec, tag_field="kind", tag="rl"):
+class RlStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     """Simulated RL: `steps` optimiser steps of `prompts_per_step` groups with `group_size` attempts each.
 
     `max_staleness` is in policy versions: a rollout whose oldest token is more than that behind the step's base
@@ -124,7 +124,7 @@ class RlStage(_Spec, tag_field="kind", tag="rl"):
         )
 
 
-class RealtimeStage(_Spec, tag_field="kind", tag="realtime"):
+class RealtimeStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="realtime"):
     """RL on one window of a lane's generations and their feedback: few large steps, moments reset."""
 
     lane: str
@@ -148,7 +148,7 @@ class RealtimeStage(_Spec, tag_field="kind", tag="realtime"):
 Stage = RlStage | RealtimeStage
 
 
-class RunSpec(_Spec):
+class RunSpec(_Spec, frozen=True, kw_only=True):
     """One training effort. `model` names a model of the project's catalogue; the seed drives everything random."""
 
     current: ClassVar[int] = SPEC_VERSION

@@ -105,7 +105,7 @@ def chat_answer(
 ) -> dict[str, Any]:
     """A chat completion. `tokens` are the sampled tokens' texts when logprobs were asked for."""
     finish = "length" if generated.finish_reason == FinishReason.LENGTH else "stop"
-    logprobs = None
+    logprobs: dict[str, Any] | None = None
     if tokens is not None:
         pairs = zip(tokens, generated.logprobs, strict=True)
         logprobs = {"content": [{"token": t, "logprob": p, "bytes": None, "top_logprobs": []} for t, p in pairs]}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import structlog
 from asgiref.sync import sync_to_async
@@ -21,7 +22,7 @@ from controlplane.states import Consent
 
 log = structlog.get_logger(__name__)
 
-View = Callable[[HttpRequest], Awaitable[HttpResponse]]
+View = Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]]
 HEADER_CHARACTERS = 200
 
 

@@ -145,7 +145,7 @@ def feedback_view(project: Project, *, state: str = "", signal: str = "") -> Fee
     return FeedbackView(
         events=list(wanted.select_related("signal", "source").order_by("-id")[:PAGE]),
         counts=counts,
-        by_signal=list(by_signal[:PAGE]),
+        by_signal=[dict(row) for row in by_signal[:PAGE]],
         signals=list(SignalDefinition.objects.filter(project=project).order_by("slug")),
         signal_map=SignalMap.objects.filter(project=project).order_by("-number").first(),
         sources=list(FeedbackSource.objects.filter(project=project).order_by("slug")),

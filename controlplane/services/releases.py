@@ -278,7 +278,7 @@ def release_promote(*, release: Release, actor: Actor, reason: str, expected_rev
     lane = release.lane
     if release.gate.get("verdict") != GateVerdict.PASS:
         raise Conflict(f"the gate's verdict is {release.gate.get('verdict', 'not there yet')}, not pass")
-    others = release.approvals.exclude(user_id=release.proposer_id).count()
+    others = sum(approval.user_id != release.proposer_id for approval in release.approvals.all())
     if others < lane.approvals:
         raise Conflict(f"{lane.approvals} approval(s) of others than the proposer are needed, {others} given")
     _require_resident(lane, release.version)

@@ -147,5 +147,7 @@ def _event_reward(rule: SignalReward, event: Feedback) -> float | None:
         name = str(event.value).lower() if isinstance(event.value, bool) else str(event.value)
         return rule.values.get(name)
     low, high = signal.minimum or 0.0, signal.maximum or 1.0
-    share = (float(event.value) - low) / (high - low)
+    if not isinstance(event.value, int | float):  # retracted meanwhile
+        return None
+    share = (event.value - low) / (high - low)
     return rule.low + share * (rule.high - rule.low)

@@ -353,7 +353,10 @@ class BatchReceiptSerializer(serializers.Serializer[Any]):
     """What became of each event of a batch."""
 
     accepted = serializers.ListField(child=serializers.DictField())
-    errors = serializers.ListField(child=serializers.DictField())
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """`errors` is a name that serializers use themselves, so it cannot be a class attribute."""
+        return {**super().get_fields(), "errors": serializers.ListField(child=serializers.DictField())}
 
 
 class RetractionSerializer(serializers.Serializer[Any]):

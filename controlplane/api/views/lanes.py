@@ -102,7 +102,7 @@ class LaneServedAt(_OfLane, DetailView):
     def row(self) -> ServedVersion:
         """The row that covers the time. Raises: NotFound before the lane's creation."""
         lane = self.lane()
-        at = DateTimeField().run_validation(self.request.query_params.get("at", ""))  # type: ignore[attr-defined]
+        at = DateTimeField().run_validation(self.request.query_params.get("at", ""))
         served = lanes.lane_served_at(lane=lane, at=at)
         if served is None:
             raise NotFound("the lane served nothing then", "at")
