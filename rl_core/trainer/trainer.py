@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_core.errors import TrainerError, TrainerLost
+from rl_core.errors import RlCoreError, TrainerError, TrainerLost
 from rl_core.models.architecture import read_architecture
 from rl_core.models.checkpoint import read_checkpoint, write_checkpoint
 from rl_core.models.parameters import ComputeDtype, Parameters, pick_compute_dtype
@@ -107,7 +107,7 @@ class Trainer:
             for members in self._minibatches(batch):
                 minibatch = Minibatch(batch, members, advantages, reference, self._normaliser(batch, members))
                 norms.append(self._update(minibatch, records, progress, first=not norms))
-        except TrainerError as error:
+        except RlCoreError as error:
             if norms:
                 raise TrainerLost(f"the window's step broke off after {len(norms)} updates: {error}") from error
             self.generator.set_state(drawn)

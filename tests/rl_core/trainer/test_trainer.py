@@ -184,7 +184,7 @@ def test_bad_batches_are_refused_and_change_nothing(folder, change, error, messa
         TrainRollout("a", "g", change.get("reward", 1.0), make_trajectory([segment])),
         TrainRollout("b", "g", 0.0, make_trajectory([other])),
     ]
-    trainer = make_trainer(folder)
+    trainer = make_trainer(folder, budget=6)  # two packs: their order is drawn before anything fails
     with pytest.raises(error, match=message):
         trainer.step(rollouts)
     untouched = make_trainer(folder)
