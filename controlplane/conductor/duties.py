@@ -63,13 +63,17 @@ def sweep_feedback() -> None:
     feedback_sweep()
 
 
+def look_every_s() -> float:
+    """How often runs and evaluations are looked at when nothing nudges: every change that matters to them does."""
+    return settings.CONDUCTOR_TICK_S * 4
+
+
 def duties() -> tuple[Duty, ...]:
     """The conductor's duties, in the order in which they are done. Slow looks at the network are apart."""
-    tick_s = settings.CONDUCTOR_TICK_S
     return (
         Duty("sweep", 2.0, sweep_leases),
-        Duty("evaluations", tick_s, advance_evaluations, on_nudge=True),
-        Duty("runs", tick_s, advance_runs, on_nudge=True),
+        Duty("evaluations", look_every_s(), advance_evaluations, on_nudge=True),
+        Duty("runs", look_every_s(), advance_runs, on_nudge=True),
         Duty("slots", 1.0, slots_reconcile),
         Duty("releases", 1.0, advance_releases, on_nudge=True),
         Duty("feedback", 10.0, sweep_feedback),
