@@ -166,21 +166,22 @@ def _attempts_and_units(run: Run) -> None:
     """The rollouts and the finished work of the run's consumed groups, made by the database itself."""
     rollout, unit, group = (model._meta.db_table for model in (Rollout, WorkUnit, RolloutGroup))
     consumed = f"{group} g WHERE g.run_id = %s AND g.state = 'consumed'"
+    # S608: the names are our own tables'.
+    attempts = (
+        f"INSERT INTO {rollout} (id, group_id, attempt, state, session_key, trajectory_key, turns,"  # noqa: S608
+        " sampled_tokens, prompt_tokens, ending, fault, error, reward)"
+        " SELECT gen_random_uuid(), g.id, n, 'scored', '', 'blobs/x', 2, 40, 200, 'terminated', '', '', 0.5"
+        f" FROM generate_series(0, {ATTEMPTS - 1}) n, {consumed}"
+    )
+    units = (
+        f"INSERT INTO {unit} (id, kind, ref, run_id, project_id, state, fence, failures, max_failures,"  # noqa: S608
+        " worker, sends, error_code, error)"
+        " SELECT gen_random_uuid(), kind, g.id, g.run_id, %s, 'done', 1, 0, 5, 'bench', 1, '', ''"
+        f" FROM unnest(ARRAY['rollout', 'score']) kind, {consumed}"
+    )
     with connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT INTO {rollout} (id, group_id, attempt, state, session_key, trajectory_key, turns, sampled_tokens,"
-            " prompt_tokens, ending, fault, error, reward)"
-            " SELECT gen_random_uuid(), g.id, n, 'scored', '', 'blobs/x', 2, 40, 200, 'terminated', '', '', 0.5"
-            f" FROM generate_series(0, {ATTEMPTS - 1}) n, {consumed}",  # noqa: S608  # our own table names
-            [run.pk],
-        )
-        cursor.execute(
-            f"INSERT INTO {unit} (id, kind, ref, run_id, project_id, state, fence, failures, max_failures, worker,"
-            " sends, error_code, error)"
-            " SELECT gen_random_uuid(), kind, g.id, g.run_id, %s, 'done', 1, 0, 5, 'bench', 1, '', ''"
-            f" FROM unnest(ARRAY['rollout', 'score']) kind, {consumed}",  # noqa: S608
-            [run.project_id, run.pk],
-        )
+        cursor.execute(attempts, [run.pk])
+        cursor.execute(units, [run.project_id, run.pk])
 
 
 def look(run: Run) -> None:
