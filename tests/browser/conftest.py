@@ -81,7 +81,7 @@ def server(transactional_db, tmp_path, settings) -> Iterator[str]:
     environment.pop("DJANGO_ALLOW_ASYNC_UNSAFE")
     log = (tmp_path / "web.log").open("wb")
     process = subprocess.Popen(
-        [sys.executable, "-c", _SERVE.format(port=port, prefix=TEST_DATABASE)],
+        [sys.executable, "-c", _SERVE.format(port=port, prefix=TEST_DATABASE, hashers=list(settings.PASSWORD_HASHERS))],
         env=environment,
         cwd=settings.BASE_DIR,
         stdout=log,
@@ -99,12 +99,13 @@ def server(transactional_db, tmp_path, settings) -> Iterator[str]:
     assert "Exception in ASGI" not in written, written[-4000:]
 
 
-# The tests' channel prefix is not an environment variable, so it is set the way tests/plugin.py sets it here.
+# The tests' channel prefix and hasher are no environment variables, so they are set the way tests/plugin.py sets them.
 _SERVE = """
 import django, uvicorn
 from django.conf import settings
 from django.db import connections
 settings.CHANNEL_LAYERS["default"]["CONFIG"]["prefix"] = "{prefix}"
+settings.PASSWORD_HASHERS = {hashers}
 django.setup()
 uvicorn.run("controlplane.asgi:application", host="127.0.0.1", port={port}, log_level="warning")
 """
@@ -128,7 +129,8 @@ class Watched:
         self.page.get_by_label("Name").fill(username)
         self.page.get_by_label("Password").fill(PASSWORD)
         self.page.get_by_role("button", name="Log in").click()
-        self.page.wait_for_url(self.base + "/")
+        expect(self.page.locator("main h1")).to_be_visible()
+        assert self.page.url == self.base + "/", self.page.locator("body").inner_text()
 
     def forgive(self, text: str) -> None:
         """Drop complaints that the test itself caused."""

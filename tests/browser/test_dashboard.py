@@ -11,7 +11,8 @@ from playwright.sync_api import Locator, Page, expect
 from controlplane.models import Event, Run
 from controlplane.states import RunState
 from tests.browser.conftest import Backstage, Watched
-from tests.factories import HOSTILE, Workspace, begin_run, evaluate, kill_unit, play, play_step, start_run
+from tests.factories import HOSTILE, Workspace
+from tests.playing import begin_run, evaluate, kill_unit, play, play_step, start_run
 
 pytestmark = [pytest.mark.full, pytest.mark.django_db(transaction=True)]
 
@@ -198,11 +199,11 @@ def test_a_rubric_shows_shares_while_it_is_typed(watched: Watched, workspace: Wo
     watched.login(workspace.people["reviewer"].username)
     watched.open("/rubrics/word-problems/edit/")
     expect(page.locator(".share")).to_have_text(["20 %", "30 %", "50 %"])
-    page.get_by_label("Weight").nth(2).fill("1.5")
+    page.get_by_label("Weight", exact=True).nth(2).fill("1.5")
     expect(page.locator(".share")).to_have_text(["10 %", "15 %", "75 %"])
     page.get_by_role("button", name="Add a criterion").click()
-    page.get_by_label("Key").nth(3).fill("watched")
-    page.get_by_label("Weight").nth(3).fill("0")
+    page.get_by_label("Key", exact=True).nth(3).fill("watched")
+    page.get_by_label("Weight", exact=True).nth(3).fill("0")
     page.get_by_label("What is asked").nth(3).fill("Only watched")
     page.get_by_role("button", name="Publish").click()
     expect(page.get_by_text("version 2 is published")).to_be_visible()

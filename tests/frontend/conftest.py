@@ -11,16 +11,14 @@ from django.db import transaction
 
 from controlplane.models import Run
 from controlplane.selectors import pages_trajectory
-from tests.factories import HOSTILE, Workspace, batch_step, furnish, kill_unit, make_workspace, play, start_run
+from tests.factories import HOSTILE, Workspace, furnish, make_workspace
+from tests.playing import batch_step, kill_unit, play, start_run
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _surroundings(tmp_path_factory) -> Iterator[None]:
-    """A cheap password hash, a store that ends with the session, and the folder that whitenoise wants."""
+    """A store that ends with the session, and the folder that whitenoise wants."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            django_settings, "PASSWORD_HASHERS", ["django.contrib.auth.hashers.MD5PasswordHasher"], raising=False
-        )
         patch.setattr(django_settings, "STORE_URL", tmp_path_factory.mktemp("store").as_uri())
         django_settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)
         pages_trajectory._store.cache_clear()

@@ -15,7 +15,8 @@ from controlplane.models import ApiKey, Event, Membership, RubricVersion, Run, U
 from controlplane.services.events import SYSTEM
 from controlplane.services.tenancy import api_key_authenticate, api_key_create
 from controlplane.states import MemberRole, RunState, Scope, WorkState
-from tests.factories import PASSWORD, Workspace, furnish, kill_unit, make_workspace, play, start_run
+from tests.factories import PASSWORD, Workspace, furnish, make_workspace
+from tests.playing import kill_unit, play, start_run
 
 pytestmark = pytest.mark.django_db
 

@@ -12,12 +12,8 @@ from django.urls import reverse
 
 from controlplane.models import RubricVersion, TaskSet
 from controlplane.states import MemberRole
-from tests.factories import (
-    Workspace,
-    make_workspace,
-    play_step,
-    publish_step,
-)
+from tests.factories import Workspace, make_workspace
+from tests.playing import play_step, publish_step
 
 pytestmark = pytest.mark.django_db
 

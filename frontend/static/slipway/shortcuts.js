@@ -53,7 +53,8 @@ export function startShortcuts() {
     first = "";
     if (target) {
       event.preventDefault();
-      target.click();
+      if (typing(target)) target.focus();
+      else target.click();
     } else if (event.key === "g") {
       first = "g";
       timer = setTimeout(() => { first = ""; }, WAIT_MS);
