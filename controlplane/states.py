@@ -252,7 +252,8 @@ class DesiredSource(TextChoices):
     TRAINING_HEAD = "training_head"
     PROMOTED = "promoted"
     CANDIDATE = "candidate"
-    PINNED = "pinned"
+    EVALUATION = "evaluation"  # for as long as an evaluation needs it
+    PINNED = "pinned"  # by a person, who alone ends it
 
 
 class WeightSlot(StrEnum):

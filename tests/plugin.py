@@ -64,6 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     settings.DATABASES["default"].setdefault("TEST", {})["NAME"] = TEST_DATABASE
     settings.CHANNEL_LAYERS["default"]["CONFIG"]["prefix"] = TEST_DATABASE
+    settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)  # whitenoise warns without it
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # logins by the hundred
     # A session of tests that was killed leaves its database behind.
     if not hasattr(config, "workerinput"):
         _drop_databases_of_dead_runs(os.environ["DATABASE_URL"])

@@ -29,6 +29,7 @@ def retarget_one(context: StageContext) -> bool:
     slots = list(
         ReplicaSlot.objects.filter(replica__cluster__in=context.clusters, slot=WeightSlot.DEFAULT.value)
         .exclude(replica__state=ReplicaState.OFFLINE)
+        .exclude(desired_source=DesiredSource.PINNED)
         .select_related("replica__cluster", "desired_version")
         .order_by("replica__cluster__slug", "replica__name")
     )
@@ -61,7 +62,7 @@ def _wishes(context: StageContext, slots: list[ReplicaSlot]) -> dict[object, Wis
             return {slot.pk: Wish(evaluation.version, DesiredSource.TRAINING_HEAD) for slot in slots}
         pinned = next((slot for slot in free if slot.desired_version_id == evaluation.version_id), free[-1])
         free.remove(pinned)
-        wishes[pinned.pk] = Wish(evaluation.version, DesiredSource.PINNED)
+        wishes[pinned.pk] = Wish(evaluation.version, DesiredSource.EVALUATION)
     return wishes
 
 

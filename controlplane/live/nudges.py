@@ -18,7 +18,7 @@ import structlog
 from channels.layers import get_channel_layer
 from redis.exceptions import RedisError
 
-from controlplane.services.events import group_name
+from controlplane.services.nudges import group_name
 
 log = structlog.get_logger(__name__)
 

@@ -6,15 +6,11 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-from asgiref.sync import async_to_sync
-from channels.layers import get_channel_layer
 from django.db import connection, transaction
 
 from controlplane.models import Event, Topic
+from controlplane.services.nudges import topic_nudge
 from controlplane.states import ActorKind, EventType
-
-log = structlog.get_logger(__name__)
 
 NUDGE_CHANNEL = "slipway_nudge"
 
@@ -79,24 +75,8 @@ def event_append(
         data=data,
     )
     seq = counter.seq
-    transaction.on_commit(lambda: _nudge(topic, seq), robust=True)
+    transaction.on_commit(lambda: topic_nudge(topic, seq), robust=True)
     return event
-
-
-def _nudge(topic: str, seq: int) -> None:
-    """Tell whoever listens that the topic moved. Losing this loses time, not events."""
-    layer = get_channel_layer()
-    if layer is None:
-        return
-    try:
-        async_to_sync(layer.group_send)(group_name(topic), {"type": "topic.changed", "topic": topic, "seq": seq})
-    except OSError as error:
-        log.warning("nudge_lost", topic=topic, seq=seq, error=str(error))
-
-
-def group_name(topic: str) -> str:
-    """The channel layer's name for a topic's subscribers."""
-    return "topic." + topic.replace(":", ".")
 
 
 def conductor_nudge() -> None:
