@@ -25,7 +25,7 @@ from benchmarks.measure import Progress, interleaved_medians, rounds
 from rl_core.chat import ChatTokenizer
 from rl_core.engines.engine import Engine, Staged
 from rl_core.engines.protocol import ComputeDtype
-from rl_core.engines.request import Request
+from rl_core.engines.request import Request, TextCodec
 from rl_core.engines.scheduler import SchedulerLimits
 from rl_core.types import SamplingParams, VersionRef
 
@@ -38,7 +38,7 @@ _VLLM_KEYS = [*(f"vs_vllm_b{batch}" for batch in BATCHES), "group_vs_vllm_b32"]
 def run(*, quick: bool, progress: Progress) -> dict[str, object]:
     """Flat results: ratios of tokens per CPU second (ours ÷ theirs), absolute rates, logprob errors, swap cost."""
     torch.set_num_threads(1)
-    codec = ChatTokenizer.load(MODEL)
+    codec = _Endless(ChatTokenizer.load(MODEL))
     progress("loading the engine and its peer")
     engine = _engine(codec, ComputeDtype.AUTO)
     peer = AutoModelForCausalLM.from_pretrained(MODEL, dtype=engine.dtype).eval()
@@ -61,7 +61,18 @@ def run(*, quick: bool, progress: Progress) -> dict[str, object]:
     return result
 
 
-def _engine(codec: ChatTokenizer, dtype: ComputeDtype) -> Engine:
+class _Endless:
+    """A tokenizer without end tokens, so that every sample is as long as the peer's."""
+
+    eos_ids: frozenset[int] = frozenset()
+
+    def __init__(self, codec: ChatTokenizer) -> None:
+        self.token_strings = codec.token_strings
+        self.decode = codec.decode
+
+
+def _engine(codec: TextCodec, dtype: ComputeDtype) -> Engine:
+    # No finished row is retained: what one round computed must not help the next.
     limits = SchedulerLimits(max_seqs=max(BATCHES), max_len=512, retained=0)
     return Engine.load(MODEL, codec=codec, limits=limits, dtype=dtype)
 
@@ -104,14 +115,10 @@ def _repeated(call: Callable[[], None], times: int) -> Callable[[], None]:
 
 
 def _generate_ours(engine: Engine, prompts: list[list[int]], new: int) -> None:
-    """Every sample draws exactly `new` tokens: one that met an end token is asked again for the rest."""
-    wanted = [(prompt, new) for prompt in prompts]
-    while wanted:
-        sequences = [
-            engine.submit(Request(prompt=prompt, sampling=SamplingParams(max_tokens=left))) for prompt, left in wanted
-        ]
-        results = [(pair, sequence.future.result().token_ids) for pair, sequence in zip(wanted, sequences, strict=True)]
-        wanted = [([*prompt, *got], left - len(got)) for (prompt, left), got in results if len(got) < left]
+    params = SamplingParams(max_tokens=new)
+    sequences = [engine.submit(Request(prompt=prompt, sampling=params)) for prompt in prompts]
+    for sequence in sequences:
+        assert len(sequence.future.result().token_ids) == new
 
 
 @torch.inference_mode()
@@ -167,7 +174,7 @@ def _wait_for(times: list[float], count: int) -> None:
 
 
 @torch.inference_mode()
-def _logprob_error(codec: ChatTokenizer, reference: torch.nn.Module, dtype: ComputeDtype, *, quick: bool) -> float:
+def _logprob_error(codec: TextCodec, reference: torch.nn.Module, dtype: ComputeDtype, *, quick: bool) -> float:
     """Mean absolute difference of sampled tokens' logprobs from a plain fp32 forward of transformers."""
     engine = _engine(codec, dtype)
     prompts = _prompts(2 if quick else 8, length=24, seed=7)

@@ -62,11 +62,14 @@ class Batch:
             self.prefilling = sequence
         return length
 
-    def prefill(self, count: int) -> None:
-        """Compute up to `count` more tokens of the prefilling sequence. Its last token is left to the decode step."""
+    def prefill(self, count: int) -> int:
+        """Compute up to `count` more tokens of the prefilling sequence, and return how many it was.
+
+        Its last token is left to the decode step.
+        """
         sequence = self.prefilling
         if sequence is None:
-            return
+            return 0
         row, known = len(self.running), len(sequence.tokens) - 1
         start = self._cache.rows[row].length
         end = min(start + count, known)
@@ -74,6 +77,7 @@ class Batch:
         if end == known:
             self.running.append(sequence)
             self.prefilling = None
+        return end - start
 
     def decode(self) -> tuple[list[Sampled], float]:
         """Feed each running sequence its last token and draw the next; and the seconds it took."""

@@ -1,8 +1,8 @@
 """The decode loop of one weight slot: continuous batching in a thread of its own.
 
-Each turn of the loop prefills at most one chunk and then decodes one token for every running sequence, so that a long
-prompt does not stop the others. Tokens are sampled in decode steps alone: prefill computes all but a sequence's last
-token. Swaps, pauses and aborts are commands that run between two steps: no decode step sees two versions.
+Each turn of the loop prefills a bounded number of tokens and then decodes one for every running sequence, so that a
+long prompt does not stop the others. Tokens are sampled in decode steps alone: prefill computes all but a sequence's
+last token. Swaps, pauses and aborts are commands that run between two steps: no decode step sees two versions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from rl_core.engines.batch import Batch
 from rl_core.engines.gauges import Gauges
@@ -27,11 +27,15 @@ from rl_core.types import FinishReason, KvMode, PauseMode, VersionRef
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_UNDERFULL_CHUNKS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    """Sizes of a scheduler. `prefill_chunk` tokens are prefilled between decode steps, four times as many when idle."""
+    """Sizes of a scheduler.
+
+    `prefill_chunk` tokens are prefilled between decode steps; four times as many while more sequences wait than run.
+    """
 
     max_seqs: int = 32
     max_len: int = 1024
@@ -207,7 +211,7 @@ class Scheduler:
 
     def _step(self) -> None:
         self._admit()
-        self._batch.prefill(self.limits.prefill_chunk * (1 if self._batch.running else 4))
+        self._prefill()
         if self._batch.running:
             self._decode()
         if self._paused is not None:
@@ -225,6 +229,17 @@ class Scheduler:
                 sequence.cached = cached
                 self.gauges.prompt_tokens_total += len(sequence.tokens)
                 self.gauges.cached_tokens_total += cached
+
+    def _prefill(self) -> None:
+        """Prefill a chunk; several, and of several sequences, while more sequences wait than run.
+
+        A decode step costs little less for few sequences than for many: a batch is filled before it is decoded.
+        """
+        underfull = len(self._waiting) + 1 > len(self._batch.running)
+        left = self.limits.prefill_chunk * (_UNDERFULL_CHUNKS if underfull else 1)
+        while left > 0 and self._batch.prefilling is not None:
+            left -= self._batch.prefill(left)
+            self._admit()
 
     def _decode(self) -> None:
         results, seconds = self._batch.decode()

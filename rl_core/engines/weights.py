@@ -51,9 +51,9 @@ class LayerWeights:
     ffn: DenseFfn | MoeFfn
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class WeightSet:
-    """Everything a forward pass needs. Never changed after it is built."""
+    """Everything a forward pass needs. Never changed after it is built; too large to print or compare."""
 
     config: ModelConfig
     dtype: torch.dtype
