@@ -85,7 +85,7 @@ class PauseMode(StrEnum):
     ABORT = "abort"  # end them with FinishReason.ABORT
 
 
-_VERSION = re.compile(r"^([A-Za-z0-9-]{1,64}):(\d{1,9})-(\d{1,9})$")
+_VERSION = re.compile(r"([A-Za-z0-9-]{1,64}):([0-9]{1,9})-([0-9]{1,9})")
 
 
 class VersionRef(msgspec.Struct, frozen=True, order=True):
@@ -104,7 +104,7 @@ class VersionRef(msgspec.Struct, frozen=True, order=True):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the text form. Raises: SpecError."""
-        match = _VERSION.match(text)
+        match = _VERSION.fullmatch(text)
         if match is None:
             raise SpecError(f"not a policy version: {text!r}; expected lineage:epoch-number")
         return cls(match[1], int(match[2]), int(match[3]))

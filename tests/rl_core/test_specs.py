@@ -1,0 +1,105 @@
+"""Specs refuse what cannot run, naming the key, and are read back as they were saved."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from rl_core.errors import SpecError
+from rl_core.specs import RealtimeStage, RlStage, parse_run_spec, resolve_run_spec, run_spec_schema
+from rl_core.types import SamplingParams
+
+MINIMAL = {"model": "m", "stages": [{"kind": "rl"}]}
+
+
+def test_defaults_are_filled_in_and_survive_being_saved():
+    spec = parse_run_spec(MINIMAL)
+    assert isinstance(spec.stages[0], RlStage)
+    resolved = json.loads(json.dumps(resolve_run_spec(spec)))
+    assert resolved["stages"][0]["group_size"] == spec.stages[0].group_size
+    assert parse_run_spec(resolved) == spec
+    assert parse_run_spec(json.dumps(resolved).encode()) == spec
+
+
+def test_stages_are_told_apart_by_their_kind():
+    spec = parse_run_spec({"model": "m", "stages": [{"kind": "realtime", "lane": "l"}]})
+    assert isinstance(spec.stages[0], RealtimeStage)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"learning_rat": 1}, "learning_rat"),
+        ({"steps": 0}, "steps"),
+        ({"steps": "many"}, "$.stages[0].steps"),
+        ({"group_size": 1}, "group_size"),
+        ({"max_staleness": -1}, "max_staleness"),
+        ({"kind": "dreaming"}, "dreaming"),
+        ({"sampling": {"temperature": 0}}, "untruncated"),
+        ({"sampling": {"top_p": 0.9}}, "untruncated"),
+        ({"sampling": {"top_p": 2}}, "top_p"),
+        ({"optimizer": {"learning_rate": 2}}, "learning_rate"),
+        ({"optimizer": {"beta1": 1}}, "beta1"),
+        ({"loss": {"kind": "magic"}}, "magic"),
+        ({"loss": {"ratio_low": 5, "ratio_high": 1}}, "ratio_low"),
+        ({"loss": {"scale": 0}}, "scale"),
+        ({"max_context_tokens": 3}, "max_context_tokens"),
+    ],
+)
+def test_a_wrong_stage_is_refused_by_name(change, names):
+    with pytest.raises(SpecError, match=names.replace("$", r"\$").replace("[", r"\[")):
+        parse_run_spec({"model": "m", "stages": [{"kind": "rl", **change}]})
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"model": "", "stages": [{"kind": "rl"}]},
+        {"model": "m", "stages": []},
+        {**MINIMAL, "seed": -1},
+        {**MINIMAL, "spec_version": 99},
+        {**MINIMAL, "kv_mode": "hope"},
+        {**MINIMAL, "surprise": True},
+        {"model": "m", "stages": [{"kind": "realtime"}]},
+        {"model": "m", "stages": [{"kind": "realtime", "lane": "l", "minimum_answers": 1}]},
+    ],
+)
+def test_a_wrong_run_is_refused(spec):
+    with pytest.raises(SpecError):
+        parse_run_spec(spec)
+
+
+def test_what_is_no_json_is_refused():
+    with pytest.raises(SpecError, match="JSON"):
+        parse_run_spec(b"{")
+
+
+def test_specs_are_frozen():
+    with pytest.raises(AttributeError):
+        parse_run_spec(MINIMAL).seed = 3
+
+
+def test_the_schema_describes_both_stages():
+    definitions = run_spec_schema()["$defs"]
+    assert {"RlStage", "RealtimeStage", "RunSpec"} <= set(definitions)
+
+
+@pytest.mark.parametrize(
+    ("change", "trainable"),
+    [({}, True), ({"temperature": 0.0}, False), ({"top_p": 0.5}, False), ({"top_k": 3}, False), ({"seed": 1}, True)],
+)
+def test_only_whole_distributions_are_trainable(change, trainable):
+    assert msgspec.convert(change, SamplingParams).trainable is trainable
+
+
+def test_specs_types_and_errors_import_without_torch():
+    code = (
+        "import sys, rl_core.specs, rl_core.types, rl_core.errors; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
