@@ -82,10 +82,14 @@ def _store() -> ObjectStore:
 
 
 @lru_cache(maxsize=8)
+def _read_token_strings(folder: str) -> tuple[str, ...]:
+    return tuple(ChatTokenizer.load(folder).token_strings)
+
+
 def _token_strings(folder: str) -> tuple[str, ...]:
-    """The text of each token id of a model; empty where the model is not on this machine."""
+    """The text of each token id of a model; empty while the model is not on this machine."""
     try:
-        return tuple(ChatTokenizer.load(folder).token_strings)
+        return _read_token_strings(folder)
     except ModelError:
         return ()
 

@@ -132,6 +132,11 @@ class Watched:
         expect(self.page.locator("main h1")).to_be_visible()
         assert self.page.url == self.base + "/", self.page.locator("body").inner_text()
 
+    def logout(self) -> None:
+        """Log out through the button."""
+        self.page.get_by_role("button", name="Log out").click()
+        expect(self.page.get_by_role("heading", name="Log in to Slipway")).to_be_visible()
+
     def forgive(self, text: str) -> None:
         """Drop complaints that the test itself caused."""
         self.complaints = [complaint for complaint in self.complaints if text not in complaint]
