@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 from django.utils import timezone
 
-from controlplane.models import Step
+from controlplane.models import PolicyVersion, Step
 from controlplane.services.metrics import Metric
 from controlplane.services.steps import (
     run_checkpoint_note,
@@ -39,18 +39,21 @@ def train(attempt: Attempt) -> None:
 
 
 def train_step(attempt: Attempt, step: Step, trainer: ResidentTrainer) -> None:
-    """Train, publish, commit, and write a checkpoint when it is time. Raises: what the trainer raises, StaleFence."""
+    """Train, publish, commit, and write a checkpoint when it is time.
+
+    A trainer that is lost, or that published for an attempt that was refused, is rebuilt once within the attempt.
+    Raises: what the trainer raises, StaleFence.
+    """
     started = time.monotonic()
     claim = attempt.claim
     fence = train_fence(claim, step)
-    trainer.stand_before(step, attempt)
-    version = step_version_begin(claim, step=step)
     try:
-        answer = trainer.take(step, version=version.ref, fence=fence)
+        version, answer = _take(attempt, step, trainer, fence=fence)
     except (TrainerLost, BaseMismatch) as error:
         attempt.check()
+        log.warning("trainer_lost", step=step.number, error=str(error)[:300])
         trainer.close()
-        raise TrainerLost(f"{error}; the next attempt rebuilds it") from error
+        version, answer = _take(attempt, step, trainer, fence=fence)
     attempt.check()
     busy_s = time.monotonic() - started
     step_publish(
@@ -65,6 +68,14 @@ def train_step(attempt: Attempt, step: Step, trainer: ResidentTrainer) -> None:
     log.info("step_published", step=step.number, version=str(version.ref), seconds=round(busy_s, 2))
     if _checkpoint_due(step):
         _checkpoint(step, trainer, fence=fence)
+
+
+def _take(
+    attempt: Attempt, step: Step, trainer: ResidentTrainer, *, fence: int
+) -> tuple[PolicyVersion, dict[str, Any]]:
+    trainer.stand_before(step, attempt)
+    version = step_version_begin(attempt.claim, step=step)  # after a rebuild, which may have opened an epoch
+    return version, trainer.take(step, version=version.ref, fence=fence)
 
 
 def step_metrics(step: Step, answer: dict[str, Any], *, busy_s: float) -> dict[str, float]:
