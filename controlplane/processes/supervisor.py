@@ -11,9 +11,9 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 import msgspec
 import psutil
@@ -74,11 +74,34 @@ class PatientWatcher(Watcher):  # type: ignore[misc]  # circus has no types
                 self.reap_process(process.pid)
         yield super().manage_processes()
 
+    def reap_process(self, pid: int, status: int | None = None) -> None:
+        """Take the last words and let go of the pipes, then reap.
+
+        Circus closes the pipes of a process that died without telling the event loop. Their numbers are then given to
+        the next process, whose output nobody would read, until it blocks on a full pipe.
+        """
+        process = self.processes.get(pid)
+        if process is not None and self.stream_redirector is not None:
+            pipes = self.stream_redirector.get_process_pipes(process)
+            for name, pipe in [(name, pipe) for name, pipe in pipes if not pipe.closed]:
+                for piece in _rest_of(pipe):
+                    self.stream_redirector.redirect[name]({"data": piece})
+            self.stream_redirector.remove_redirections(process)
+        super().reap_process(pid, status)
+
     def _reaped(self, *, exit_code: int | None = None, **_: Any) -> bool:
         if not self.is_stopping() and not self.is_stopped():
             lived_s = time.monotonic() - self._spawned_at
             self._line(f"ended with {describe_exit(exit_code)} after {lived_s:.0f} s; it is started again")
         return True
+
+
+def _rest_of(pipe: IO[bytes]) -> Iterator[bytes]:
+    """What a dead process still has in its pipe. Its children may hold the other end, so nothing is waited for."""
+    os.set_blocking(pipe.fileno(), False)
+    with contextlib.suppress(BlockingIOError):
+        while piece := os.read(pipe.fileno(), 65536):
+            yield piece
 
 
 def next_pause_s(pause_s: float, *, lived_s: float) -> float:

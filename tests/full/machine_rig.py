@@ -100,9 +100,12 @@ class Machine:
 
     def trainer(self) -> int | None:
         """The resident trainer of the train worker, while there is one."""
-        for process in psutil.Process(self.processes()["worker-train"]).children(recursive=True):
-            if "rl_core.trainer" in " ".join(process.cmdline()):
-                return process.pid
+        try:
+            for process in psutil.Process(self.processes()["worker-train"]).children(recursive=True):
+                if "rl_core.trainer" in " ".join(process.cmdline()):
+                    return process.pid
+        except (KeyError, psutil.NoSuchProcess):
+            pass  # just now being started again
         return None
 
     def until(self, holds: Callable[[], _T], *, what: str, timeout_s: float) -> _T:

@@ -1,10 +1,13 @@
 """`kill -9` of each process kind once during a run of the real model; then everything must add up, to the bit."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -25,10 +28,12 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory):
+def machine():
     if not (MODEL / "model.safetensors").is_file():
         pytest.fail(f"{MODEL} is missing; run: make setup")
-    running = Machine(tmp_path_factory.mktemp("machine"), port=free_port())
+    # Not one of pytest's folders, which later runs clear: after a failure its logs are wanted.
+    state = Path(tempfile.mkdtemp(prefix="slipway-kills-"))
+    running = Machine(state, port=free_port())
     try:
         assert running.manage("services", "start").returncode == 0
         assert running.manage("migrate").returncode == 0
@@ -39,6 +44,7 @@ def machine(tmp_path_factory):
         yield running
     finally:
         running.close()
+    shutil.rmtree(state)
 
 
 @pytest.fixture(scope="module")

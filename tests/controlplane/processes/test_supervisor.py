@@ -32,6 +32,7 @@ specs = [
     spec("crash", "import sys; print('boom', file=sys.stderr); sys.exit(7)"),
     spec("deaf", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(99)", grace_s=1),
     spec("parent", parent),
+    *(spec(f"twin-{n}", f"import os, time; print('twin', {n}, os.getpid()); time.sleep(99)") for n in range(6)),
     spec("bare", "import os, time; print(sorted(os.environ)); time.sleep(99)", bare=True),
 ]
 later = [[spec("later", "import time; print('later is here'); time.sleep(99)")]]
@@ -113,6 +114,27 @@ def test_life_of_a_supervisor(running):
     running.until("ENDED")
     assert [process for process in tree if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
     assert supervised(running.folder) == {}
+
+
+def test_processes_killed_together_all_come_back_and_are_heard(running):
+    running.until("STARTED")
+    names = [f"twin-{n}" for n in range(6)]
+    for _ in range(3):
+        before = {name: running.pid(name) for name in names}
+        for name in names:
+            running.until(f"twin {name[-1]} {before[name]}\n")
+        for pid in before.values():
+            os.kill(pid, signal.SIGKILL)
+        for name in names:
+            deadline = time.monotonic() + 20
+            while running.pid(name) == before[name]:
+                assert time.monotonic() < deadline, f"{name} did not come back"
+                time.sleep(0.05)
+            running.until(f"twin {name[-1]} {running.pid(name)}\n")
+    alive = [process for process in running.tree() if process.status() != psutil.STATUS_ZOMBIE]
+    living = [process for process in alive if "twin" in " ".join(process.cmdline())]
+    assert len(living) == len(names), "nothing runs twice"
+    assert "Traceback" not in running.log.read_text()
 
 
 def test_what_a_killed_supervisor_left_is_ended_by_the_next(tmp_path):
