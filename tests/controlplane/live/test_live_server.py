@@ -13,7 +13,7 @@ from django.conf import settings
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from controlplane.services import events as events_service
+from controlplane.services import nudges as nudges_service
 from controlplane.services.events import project_topic
 from controlplane.states import Scope
 from tests.controlplane.api.api_factories import make_key, make_project
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.full, pytest.mark.django_db(transaction=True)]
 def test_a_client_reconnects_and_has_missed_nothing(test_database_url: str, tmp_path, monkeypatch) -> None:
     # The server is a process of its own, with the prefix of the settings and not with the tests'.
     layer = RedisPubSubChannelLayer(hosts=[settings.REDIS_URL], prefix="slipway")
-    monkeypatch.setattr(events_service, "get_channel_layer", lambda: layer)
+    monkeypatch.setattr(nudges_service, "get_channel_layer", lambda: layer)
     project = make_project()
     topic = project_topic(project.pk)
     _, token = make_key(project, Scope.READ)

@@ -14,6 +14,7 @@ from django.db import connection, transaction
 from controlplane.live import consumers, nudges
 from controlplane.models import Event, Project
 from controlplane.services import events as events_service
+from controlplane.services import nudges as nudges_service
 from controlplane.services.events import project_topic
 from controlplane.states import MemberRole, Scope
 from tests.controlplane.api.api_factories import make_key, make_project, make_user
@@ -182,7 +183,7 @@ async def test_a_client_ahead_of_the_log_is_reset() -> None:
 
 
 async def test_lost_nudges_cost_one_interval(monkeypatch) -> None:
-    monkeypatch.setattr(events_service, "_nudge", lambda topic, seq: None)
+    monkeypatch.setattr(events_service, "topic_nudge", lambda topic, seq: None)
     project, user, topic = await prepare()
     live = await Live.open(user, interval_s=0.4)
     await live.subscribe(topic, None)
@@ -195,7 +196,7 @@ async def test_lost_nudges_cost_one_interval(monkeypatch) -> None:
 
 async def test_without_the_timer_a_lost_nudge_is_not_noticed(monkeypatch) -> None:
     """The control of the test above."""
-    monkeypatch.setattr(events_service, "_nudge", lambda topic, seq: None)
+    monkeypatch.setattr(events_service, "topic_nudge", lambda topic, seq: None)
     project, user, topic = await prepare()
     live = await Live.open(user, interval_s=SLOW_TIMER)
     await live.subscribe(topic, None)
@@ -208,7 +209,7 @@ async def test_without_the_timer_a_lost_nudge_is_not_noticed(monkeypatch) -> Non
 async def test_redis_down_from_the_start(monkeypatch) -> None:
     layer = RedisPubSubChannelLayer(hosts=["redis://127.0.0.1:1"])
     monkeypatch.setattr(nudges, "get_channel_layer", lambda: layer)
-    monkeypatch.setattr(events_service, "get_channel_layer", lambda: layer)
+    monkeypatch.setattr(nudges_service, "get_channel_layer", lambda: layer)
     project, user, topic = await prepare()
     live = await Live.open(user, interval_s=0.4)
     assert (await live.subscribe(topic, None))["type"] == "stream.subscribed"
@@ -223,7 +224,7 @@ async def test_a_dead_channel_is_replaced(monkeypatch) -> None:
     live = await Live.open(user, interval_s=1.0)
     await live.subscribe(topic, None)
     await asyncio.sleep(0.3)
-    monkeypatch.setattr(events_service, "_nudge", lambda topic, seq: None)
+    monkeypatch.setattr(events_service, "topic_nudge", lambda topic, seq: None)
     await in_database(append)(project, 1)
     assert (await live.hear())["data"]["mark"] == 1  # by timer; the hub begins anew
     monkeypatch.undo()
