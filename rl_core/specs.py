@@ -130,9 +130,7 @@ class RealtimeStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="rea
     lane: str
     minimum_answers: int = 40
     optimizer_steps: int = 2
-    loss: LossSpec = LossSpec(
-        kind=LossKind.PPO_CLIP, advantage=AdvantageKind.RESPONDERS, ratio_low=0.7, ratio_high=1.5
-    )
+    loss: LossSpec = LossSpec(kind=LossKind.PPO_CLIP, advantage=AdvantageKind.RESPONDERS, ratio_low=0.7, ratio_high=1.5)
     optimizer: OptimizerSpec = OptimizerSpec(learning_rate=1e-4)
     evaluation_task_set: str = "word-problems"
     evaluation_rubric: str = "word-problems"
