@@ -50,11 +50,27 @@ class Need:
 class _Seat:
     place: Place
     in_flight: int = 0
+    at_home: int = 0  # sessions of groups that are at home here, whether or not a turn is under way
     avoid_until: float = 0.0
 
     @property
     def load(self) -> float:
-        return self.in_flight / self.place.capacity
+        return max(self.in_flight, self.at_home) / self.place.capacity
+
+
+@dataclass(slots=True)
+class Home:
+    """Where a group's turns go by preference; `leave` when it is over."""
+
+    replica_id: uuid.UUID | None
+    _seat: _Seat | None
+    _sessions: int
+
+    def leave(self) -> None:
+        """Make room. Safe to call twice."""
+        if self._seat is not None:
+            self._seat.at_home -= self._sessions
+        self._seat = None
 
 
 @dataclass(slots=True)
@@ -109,11 +125,13 @@ class ReplicaPool:
             seat.in_flight -= 1
         return generated, seat.place.replica_id
 
-    def home_for(self, need: Need) -> uuid.UUID | None:
-        """The replica where a new group should start, so that its attempts share one prompt; None if there is none."""
+    def settle(self, need: Need, sessions: int) -> Home:
+        """Give a group a home, so that its attempts share one prompt and groups spread evenly; None where none fits."""
         with suppress(EngineBusy, VersionUnavailable):
-            return self._choose(need, None).place.replica_id
-        return None
+            seat = self._choose(need, None)
+            seat.at_home += sessions
+            return Home(seat.place.replica_id, seat, sessions)
+        return Home(None, None, 0)
 
     async def aclose(self) -> None:
         """Close all connections."""

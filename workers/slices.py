@@ -155,8 +155,9 @@ class RolloutSlice:
             in_database=self._in_database,
             oldest=lambda: None if plan.exact_version else self._oldest.get(key),
         )
-        player.home = self._pool.home_for(Need(plan, player.oldest()))
         still_open = [start for start in plan.rollouts if not start.ended]
+        home = self._pool.settle(Need(plan, player.oldest()), len(still_open))
+        player.home = home.replica_id
         group.open_sessions = len(still_open)
         self._usual_size = len(plan.rollouts)
 
@@ -166,7 +167,10 @@ class RolloutSlice:
             finally:
                 group.open_sessions -= 1
 
-        results = await asyncio.gather(*(play(start) for start in still_open), return_exceptions=True)
+        try:
+            results = await asyncio.gather(*(play(start) for start in still_open), return_exceptions=True)
+        finally:
+            home.leave()
         await self._conclude(claim, results, player)
 
     async def _conclude(self, claim: Claim, results: Sequence[Outcome | BaseException], player: Player) -> None:
