@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass
 from typing import Final
 
 from rl_core.delta import Reconciled, ShadowWeights, Target, reconcile, weights_root
@@ -23,6 +24,15 @@ log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = (0.5, 1.0, 2.0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """What a slot serves, as one value: who asks during a swap never sees one version with another's root."""
+
+    version: str | None
+    root: str
+    update: UpdateStats | None
+
+
 class SlotReconciler:
     """Owns the shadow of one slot."""
 
@@ -31,9 +41,9 @@ class SlotReconciler:
         self._engine = engine
         self._slot = slot
         self._store = store
-        self._root = root or weights_root(engine.tensors(slot))
+        present = engine.version(slot)
+        self._standing = _Standing(str(present) if present else None, root or weights_root(engine.tensors(slot)), None)
         self._shadow: ShadowWeights | None = None
-        self._update: UpdateStats | None = None
         self._error: RlCoreError | None = None
         self._target: TargetBody | None = None
         self._pending: TargetBody | None = None
@@ -46,7 +56,7 @@ class SlotReconciler:
     @property
     def root(self) -> str:
         """The root of the weights that serve."""
-        return self._root
+        return self._standing.root
 
     def set_target(self, target: TargetBody) -> None:
         """Take a target; a target that waits is replaced."""
@@ -60,15 +70,15 @@ class SlotReconciler:
         with self._wake:
             busy = self._working or self._pending is not None
             poisoned = self._shadow is not None and self._shadow.poisoned and not busy
-            version, error = self._engine.version(self._slot), self._error
+            standing, error = self._standing, self._error
             return SlotStatus(
-                version=str(version) if version else None,
-                root=self._root,
+                version=standing.version,
+                root=standing.root,
                 state=SlotState.RECONCILING if busy else SlotState.POISONED if poisoned else SlotState.READY,
                 target=self._target.version if self._target else None,
                 error=str(error) if error else None,
                 error_code=error.code if error else None,
-                update=self._update,
+                update=standing.update,
             )
 
     def close(self) -> None:
@@ -113,8 +123,9 @@ class SlotReconciler:
 
     def _apply(self, target: TargetBody) -> None:
         version = VersionRef.parse(target.version)
-        if target.root == self._root and self._shadow is None:
+        if target.root == self.root and self._shadow is None:
             self._engine.relabel(version, slot=self._slot)
+            self._standing = _Standing(target.version, target.root, self._standing.update)
             return
         if self._shadow is None:
             present = self._engine.version(self._slot)
@@ -123,13 +134,14 @@ class SlotReconciler:
             )
         wanted = Target(version=target.version, root=target.root, manifest=target.manifest, snapshot=target.snapshot)
         done = reconcile(self._store, self._shadow, wanted)
+        update = self._standing.update
         if not done.changed:
             self._engine.relabel(version, slot=self._slot)
         else:
-            self._swap(done, version, target)
-        self._root = done.root
+            update = self._swap(done, version, target)
+        self._standing = _Standing(target.version, done.root, update)
 
-    def _swap(self, done: Reconciled, version: VersionRef, target: TargetBody) -> None:
+    def _swap(self, done: Reconciled, version: VersionRef, target: TargetBody) -> UpdateStats:
         assert self._shadow is not None
         try:
             staged = self._engine.stage(done.changed, slot=self._slot)
@@ -138,7 +150,7 @@ class SlotReconciler:
             # The shadow has moved and the engine has not: the next update must carry these tensors too.
             self._shadow.unreported.update(done.changed)
             raise
-        self._update = UpdateStats(
+        update = UpdateStats(
             bytes_fetched=done.bytes_fetched, hops=len(done.hops), fetch_s=done.fetch_s, decode_s=done.decode_s,
             verify_s=done.verify_s, stage_s=staged.stage_s, pause_s=pause_s, changed_tensors=staged.changed_tensors,
         )  # fmt: skip
@@ -146,3 +158,4 @@ class SlotReconciler:
             "swapped slot=%s version=%s hops=%d bytes=%d changed=%d stage_s=%.3f pause_s=%.4f",
             self._slot, version, len(done.hops), done.bytes_fetched, staged.changed_tensors, staged.stage_s, pause_s,
         )  # fmt: skip
+        return update
