@@ -96,8 +96,10 @@ def rates(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float]:
 def slots_reconcile() -> int:
     """Target again every slot that holds another version than its wish with no transfer on the way; how many."""
     bury_dead_transfers()
+    # A failure is not tried again at once; and a look that began before a transfer ended may be written after it.
     recent = Transfer.objects.filter(
-        state=TransferState.FAILED, finished_at__gt=Now() - Value(timedelta(seconds=RETRY_AFTER_S))
+        state__in=[TransferState.FAILED, TransferState.DONE],
+        finished_at__gt=Now() - Value(timedelta(seconds=RETRY_AFTER_S)),
     )
     astray = (
         ReplicaSlot.objects.filter(desired_version__isnull=False, replica__state__in=_REACHABLE)

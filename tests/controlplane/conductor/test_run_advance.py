@@ -1,9 +1,12 @@
 """What the conductor decides, rule by rule."""
 
 import threading
+from datetime import timedelta
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import Value
+from django.db.models.functions import Now
 
 from controlplane.conductor import run_advance
 from controlplane.conductor.fleet import slots_reconcile
@@ -298,6 +301,8 @@ def test_a_replica_that_came_back_with_other_weights_is_targeted_again():
     do_all(run, WorkKind.TRANSFER)
     slot = ReplicaSlot.objects.first()
     ReplicaSlot.objects.filter(pk=slot.pk).update(current_version=None, current_root="f" * 64)
+    assert slots_reconcile() == 0  # what was seen may be older than the transfer that has just ended
+    Transfer.objects.update(finished_at=Now() - Value(timedelta(seconds=60)))
     assert slots_reconcile() == 1
     assert slots_reconcile() == 0  # its transfer is on the way
     do_all(run, WorkKind.TRANSFER)
