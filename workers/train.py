@@ -65,6 +65,7 @@ def train_step(attempt: Attempt, step: Step, trainer: ResidentTrainer) -> None:
         over_time=_idle(step, busy_s),
     )
     attempt.keeper.release(claim)  # the unit is done: renewing it now would be refused, and the trainer killed for it
+    attempt.keeper.release(claim)  # the unit is done; what follows holds no lease, and none can be lost
     trainer.published(version)
     log.info("step_published", step=step.number, version=str(version.ref), seconds=round(busy_s, 2))
     if _checkpoint_due(step):

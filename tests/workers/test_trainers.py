@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import time
 
 import pytest
 
@@ -194,3 +195,18 @@ def test_a_trainer_that_stands_elsewhere_is_lost_not_guessed(run, trainer):
     step = batch(run)
     with pytest.raises(TrainerLost, match="asked for step 9"):
         trainer.take(Step(number=9, run=run, stage=step.stage), version=step.base_version.ref, fence=99999)
+
+
+def test_a_long_checkpoint_outlives_the_lease_of_its_step(run, trainer, settings):
+    settings.LEASE_S = 0.3
+    write = trainer.checkpoint
+
+    def slow(**options):
+        time.sleep(1.0)
+        return write(**options)
+
+    trainer.checkpoint = slow
+    for _ in range(2):
+        train(batch(run), trainer)
+    run.refresh_from_db()
+    assert run.checkpoint_step == 2
