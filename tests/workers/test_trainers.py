@@ -94,7 +94,9 @@ def train(step: Step, trainer: ResidentTrainer) -> PolicyVersion:
     with LeaseKeeper() as keeper:
         fresh = step_begin(claim)
         assert fresh is not None
-        train_step(Attempt(claim, keeper), fresh, trainer)
+        attempt = Attempt(claim, keeper)
+        keeper.hold(claim, on_loss=attempt.lose)
+        train_step(attempt, fresh, trainer)
     step.refresh_from_db()
     assert step.state == StepState.PUBLISHED
     return step.version
