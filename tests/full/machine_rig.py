@@ -28,6 +28,7 @@ class Machine:
         self.state = state
         self.port = port
         self.up: subprocess.Popen[bytes] | None = None
+        self._clients: list[httpx.Client] = []
         (state / "models").mkdir(parents=True)
         (state / "models" / MODEL.name).symlink_to(MODEL)
 
@@ -71,6 +72,8 @@ class Machine:
 
     def close(self) -> None:
         """Whatever is left."""
+        for client in self._clients:
+            client.close()
         if self.up is not None:
             self.up.terminate()
             self.up.wait(90)
@@ -152,6 +155,7 @@ class Machine:
             headers={"Referer": f"http://localhost:{self.port}/login/"},
         )
         assert answer.status_code == 302, answer.text
+        self._clients.append(client)
         return Api(client)
 
 

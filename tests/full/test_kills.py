@@ -104,6 +104,7 @@ def test_no_step_twice_and_no_version_missing(machine, killed_run):
 
 def test_each_rollout_counts_once(machine, killed_run):
     run, _ = killed_run
+    assert machine.rows("SELECT kind, error FROM controlplane_workunit WHERE state = 'dead'") == []
     batches = machine.rows(
         "SELECT s.number, count(*), count(DISTINCT i.rollout_id) FROM controlplane_batchitem i "
         "JOIN controlplane_step s ON s.id = i.step_id WHERE s.run_id = %s GROUP BY s.number ORDER BY s.number",
@@ -126,7 +127,7 @@ def test_the_dashboards_numbers_are_the_databases(machine, killed_run):
         "JOIN controlplane_step s ON s.id = i.step_id WHERE s.run_id = %s) i GROUP BY i.step ORDER BY i.step",
         run["id"],
     )
-    drawn = next(line for line in charts["reward"]["lines"] if line["label"] == "batch")
+    drawn = next(line for line in charts["reward"]["lines"] if line["name"] == "batch")
     assert [round(value, 6) for value in drawn["y"]] == [round(float(mean), 6) for _, mean in stored]
     assert drawn["x"] == [step for step, _ in stored]
 
