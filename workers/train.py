@@ -55,6 +55,9 @@ def train_step(attempt: Attempt, step: Step, trainer: ResidentTrainer) -> None:
         trainer.close()
         version, answer = _take(attempt, step, trainer, fence=fence)
     attempt.check()
+    # From here the fence alone decides: a renewal that came between the commit and the checkpoint would take the done
+    # unit for a lost one, and end the trainer.
+    attempt.keeper.release(claim)
     busy_s = time.monotonic() - started
     step_publish(
         claim,
@@ -64,8 +67,6 @@ def train_step(attempt: Attempt, step: Step, trainer: ResidentTrainer) -> None:
         metrics=step_metrics(step, answer, busy_s=busy_s),
         over_time=_idle(step, busy_s),
     )
-    attempt.keeper.release(claim)  # the unit is done: renewing it now would be refused, and the trainer killed for it
-    attempt.keeper.release(claim)  # the unit is done; what follows holds no lease, and none can be lost
     trainer.published(version)
     log.info("step_published", step=step.number, version=str(version.ref), seconds=round(busy_s, 2))
     if _checkpoint_due(step):
