@@ -88,7 +88,7 @@ fix: $(VENV)/.installed
 	$(BIN)/ruff format .
 
 bench: setup
-	$(BIN)/python -m benchmarks all $(ARGS)
+	$(BIN)/python -m benchmarks --all $(ARGS)
 
 bench-peers: $(PEERS)/.installed
 
