@@ -93,7 +93,8 @@ class RlStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     """Simulated RL: `steps` optimiser steps of `prompts_per_step` groups with `group_size` attempts each.
 
     `max_staleness` is in policy versions: a rollout whose oldest token is more than that behind the step's base
-    version is dropped. `eval_every` 0 evaluates the held-out split only before and after.
+    version is dropped. `eval_every` 0 evaluates the held-out split only before and after. `eval_temperature` 1 asks
+    how good the policy is that is trained and sampled from; 0 asks about its most likely answers.
     """
 
     environment: str = "word-problems"
@@ -110,6 +111,7 @@ class RlStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     optimizer: OptimizerSpec = OptimizerSpec()
     eval_every: int = 0
     eval_tasks: int = 100
+    eval_temperature: float = 1.0
     checkpoint_every: int = 5
 
     def __post_init__(self) -> None:
@@ -119,6 +121,7 @@ class RlStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
         self._require(self.max_staleness >= 0, f"max_staleness must not be negative, not {self.max_staleness}")
         self._require(self.max_context_tokens >= 64, "max_context_tokens must be at least 64")
         self._require(self.eval_every >= 0, "eval_every must be 0 (off) or positive")
+        self._require(0 <= self.eval_temperature <= 10, "eval_temperature must be in [0, 10]")
         self._require(
             self.sampling.trainable, "sampling for training must be untruncated: temperature > 0, top_p 1, top_k 0"
         )

@@ -179,6 +179,7 @@ def _request(context: StageContext, spec: RlStage, published: int) -> Evaluation
         task_set=stage.task_set,
         rubric_version=stage.rubric_version,
         task_count=spec.eval_tasks,
+        temperature=spec.eval_temperature,
         run=context.run,
         step_number=last.number if last else version.number,
     )

@@ -85,7 +85,10 @@ class Step(Entity):
 
 
 class Evaluation(Entity):
-    """One version tried on the first `task_count` held-out tasks, greedily, one attempt each."""
+    """One version tried on the first `task_count` held-out tasks, one attempt each.
+
+    Every version meets the same tasks with the same seeds, so that differences are paired.
+    """
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="evaluations")
     run = models.ForeignKey(Run, null=True, on_delete=models.CASCADE, related_name="evaluations")
@@ -93,6 +96,7 @@ class Evaluation(Entity):
     task_set = models.ForeignKey(TaskSet, on_delete=models.PROTECT, related_name="+")
     rubric_version = models.ForeignKey(RubricVersion, on_delete=models.PROTECT, related_name="+")
     task_count = models.PositiveIntegerField()
+    temperature = models.FloatField(default=0.0, help_text="of sampling; 0 is greedy")
     state = models.CharField(max_length=12, choices=EvaluationState.choices, default=EvaluationState.PENDING)
     mean_reward = models.FloatField(null=True)
     step_number = models.PositiveIntegerField(null=True, help_text="the run's step after which it was made; 0 before")
@@ -101,7 +105,8 @@ class Evaluation(Entity):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["version", "task_set", "rubric_version", "task_count"], name="evaluation_once"
+                fields=["version", "task_set", "rubric_version", "task_count", "temperature"],
+                name="evaluation_once",
             )
         ]
 

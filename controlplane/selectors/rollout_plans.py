@@ -68,8 +68,8 @@ def rollout_plan(group: RolloutGroup) -> RolloutPlan:
     environment = ENVIRONMENTS[group.task.task_set.environment]
     sampling = stage_spec.sampling if stage_spec else environment.sampling
     evaluates = group.purpose == GroupPurpose.EVALUATION
-    if evaluates:
-        sampling = msgspec.structs.replace(sampling, temperature=0.0)
+    if group.evaluation is not None:
+        sampling = msgspec.structs.replace(sampling, temperature=group.evaluation.temperature)
     return RolloutPlan(
         group_id=group.pk,
         lineage_id=lineage.pk,

@@ -1,4 +1,4 @@
-"""Evaluations: one version, the first tasks of a held-out split, one greedy attempt each, scored by one rubric."""
+"""Evaluations: one version, the first tasks of a held-out split, one attempt each, scored by one rubric."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def evaluation_request(
     task_set: TaskSet,
     rubric_version: RubricVersion,
     task_count: int,
+    temperature: float = 0.0,
     run: Run | None = None,
     step_number: int | None = None,
 ) -> Evaluation:
@@ -43,6 +44,7 @@ def evaluation_request(
             task_set=task_set,
             rubric_version=rubric_version,
             task_count=min(task_count, task_set.heldout_count),
+            temperature=temperature,
             defaults={"project": project, "run": run, "step_number": step_number},
         )
         if created:

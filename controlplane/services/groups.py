@@ -47,7 +47,7 @@ def groups_admit(
 
 
 def evaluation_groups_admit(*, evaluation: Evaluation, project: Project, tasks: Sequence[Task]) -> list[RolloutGroup]:
-    """Admit the groups of an evaluation: one greedy attempt at each task, of exactly its version."""
+    """Admit the groups of an evaluation: one attempt at each task, of exactly its version."""
     with transaction.atomic():
         groups = [
             RolloutGroup(

@@ -108,14 +108,15 @@ def test_all_queued_groups_are_rolled_out_in_one_slice(folder, settings):
     assert {str(call["min_version"]) for call in engine.calls} == {str(run.lineage.head.ref)}
 
 
-def test_an_evaluation_is_greedy_and_of_exactly_its_version(folder):
-    run = ready_run(folder, eval_tasks=2)
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_an_evaluation_is_sampled_as_asked_and_of_exactly_its_version(folder, temperature):
+    run = ready_run(folder, eval_tasks=2, eval_temperature=temperature)
     run_advance(run.pk)
     engine = Engine(folder)
     roll(run, engine, purpose=GroupPurpose.EVALUATION)
     exact = [call for call in engine.calls if call["exact_version"] is not None]
     assert exact
-    assert {call["sampling"].temperature for call in exact} == {0.0}
+    assert {call["sampling"].temperature for call in exact} == {temperature}
     assert {str(call["exact_version"]) for call in exact} == {str(run.lineage.head.ref)}
 
 

@@ -106,6 +106,7 @@ class EvaluationSerializer(serializers.ModelSerializer[Evaluation]):
             "rubric_version",
             "rubric_hash",
             "task_count",
+            "temperature",
             "state",
             "mean_reward",
             "step_number",

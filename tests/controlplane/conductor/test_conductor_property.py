@@ -70,4 +70,9 @@ def check_whole(run: Run) -> None:
         assert group.step.base_version.number - group.oldest_version.number <= STALENESS
     assert set(run.evaluations.values_list("state", flat=True)) == {EvaluationState.DONE}
     assert run.evaluations.filter(step_number__in=[0, STEPS]).count() == 2
-    assert not WorkUnit.objects.filter(run=run, state__in=[WorkState.LEASED, WorkState.DEAD]).exists()
+    assert not WorkUnit.objects.filter(run=run, state=WorkState.LEASED).exists()
+    # A group whose worker died too often was given up whole, and its dead letter stays for a person to see.
+    dead = WorkUnit.objects.filter(run=run, state=WorkState.DEAD)
+    groups = RolloutGroup.objects.filter(pk__in=dead.values("ref"))
+    assert {group.state for group in groups} <= {GroupState.VOIDED}
+    assert groups.count() == dead.count()
