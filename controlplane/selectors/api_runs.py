@@ -13,7 +13,7 @@ from django.db.models import Count, Q, QuerySet
 
 from controlplane.errors import NotFound
 from controlplane.models import Evaluation, MetricPoint, Project, Rollout, RolloutGroup, Run, Stage, Step
-from controlplane.selectors.api_lttb import lttb
+from controlplane.selectors.lttb import lttb
 from controlplane.states import StepState
 from rl_core.store.object_store import open_store
 from rl_core.types import Trajectory

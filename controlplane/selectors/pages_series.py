@@ -10,10 +10,12 @@ from typing import Any
 from django.db.models import Count, F, Q
 
 from controlplane.models import MetricPoint, Run
-from controlplane.selectors.pages_downsample import MAX_POINTS, Point, lttb
+from controlplane.selectors.lttb import lttb
 from controlplane.services.metrics import CLUSTER_VERSION, ENGINE_IDLE_OF, Metric
 
 REWARD = Metric.REWARD_MEAN.value
+Point = tuple[float, float]
+MAX_POINTS = 2000
 # A series with more points than this is thinned in SQL before the triangles are drawn.
 _RAW_LIMIT = 20 * MAX_POINTS
 
@@ -166,7 +168,7 @@ def _labels(chart: Chart, points: dict[_Key, list[Point]]) -> list[tuple[str, st
 
 
 def _line(label: str, points: list[Point], total: int, limit: int) -> dict[str, Any]:
-    kept = lttb(points, limit)
+    kept = [points[index] for index in lttb([x for x, _ in points], [y for _, y in points], limit)]
     return {"name": label, "x": [x for x, _ in kept], "y": [y for _, y in kept], "total": total}
 
 

@@ -2,42 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from django.test import Client
 from django.urls import reverse
-from hypothesis import given
-from hypothesis import strategies as st
 
 from controlplane.models import MetricPoint
-from controlplane.selectors.pages_downsample import lttb
 from controlplane.selectors.pages_runs import spec_difference
 from controlplane.selectors.pages_series import CHARTS, run_series
-
-
-@given(
-    st.lists(st.floats(-1e6, 1e6), min_size=0, max_size=300),
-    st.integers(3, 50),
-)
-def test_lttb_keeps_ends_order_and_limit(values: list[float], limit: int) -> None:
-    points = [(float(index), value) for index, value in enumerate(values)]
-    kept = lttb(points, limit)
-    assert len(kept) == min(len(points), limit)
-    assert kept == sorted(kept)
-    assert set(kept) <= set(points)
-    if points:
-        assert (kept[0], kept[-1]) == (points[0], points[-1])
-
-
-def test_lttb_keeps_a_lonely_spike() -> None:
-    points = [(float(x), math.sin(x / 50) + (9.0 if x == 617 else 0.0)) for x in range(2000)]
-    assert (617.0, points[617][1]) in lttb(points, 40)
-
-
-def test_lttb_refuses_a_limit_without_a_middle() -> None:
-    with pytest.raises(ValueError, match="at least 3"):
-        lttb([(0, 0)] * 5, 2)
 
 
 @pytest.mark.django_db

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.selectors.api_lttb import lttb
+from controlplane.selectors.lttb import lttb
 
 
 def test_a_spike_is_kept() -> None:
@@ -43,3 +44,8 @@ def test_ascending_unique_bounded_with_both_ends(ys: list[float], limit: int) ->
     assert kept == sorted(set(kept))
     if ys:
         assert (kept[0], kept[-1]) == (0, len(ys) - 1)
+
+
+def test_a_lonely_spike_is_kept():
+    ys = [math.sin(x / 50) + (9.0 if x == 617 else 0.0) for x in range(2000)]
+    assert 617 in lttb(list(range(2000)), ys, 40)
