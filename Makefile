@@ -73,7 +73,9 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest -m "not full" $(ARGS)
 
 test-full: setup
-	$(BIN)/python -m pytest -m full $(ARGS)
+	$(BIN)/python -m pytest -m full --ignore tests/browser $(ARGS)
+	@# Playwright keeps an event loop of its own running: its tests have a process of their own.
+	$(BIN)/python -m pytest -m full -p no:schemathesis tests/browser $(ARGS)
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .
