@@ -10,6 +10,7 @@ from django.conf import settings
 
 from controlplane.conductor.advance import run_advance, runs_active
 from controlplane.conductor.fleet import fleet_poll, slots_reconcile
+from controlplane.conductor.lanes import lanes_place
 from controlplane.errors import ControlPlaneError
 from controlplane.services.evaluations import evaluation_advance, evaluations_open
 from controlplane.services.events import CONDUCTOR
@@ -76,6 +77,7 @@ def duties() -> tuple[Duty, ...]:
         Duty("runs", look_every_s(), advance_runs, on_nudge=True),
         Duty("slots", 1.0, slots_reconcile),
         Duty("releases", 1.0, advance_releases, on_nudge=True),
+        Duty("lanes", 2.0, lanes_place),
         Duty("feedback", 10.0, sweep_feedback),
     )
 
