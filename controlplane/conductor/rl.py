@@ -134,16 +134,17 @@ def _admit(context: StageContext, spec: RlStage, published: int) -> list[Rollout
 
 
 def _lag(context: StageContext) -> int:
-    """Versions by which the replicas are told to stay behind the head: an evaluation of an older one goes on.
+    """Versions by which the newest replica is behind the head: its transfer runs, or an evaluation holds it back.
 
-    What is admitted meanwhile is sampled from that older version, and must count from there.
+    What is admitted meanwhile is sampled from that older version, and must count from there: else half of what a bound
+    of one admits right after a step is over the bound when its turn comes.
     """
     newest = ReplicaSlot.objects.filter(
         replica__cluster__in=context.clusters,
         slot=WeightSlot.DEFAULT.value,
         desired_source=DesiredSource.TRAINING_HEAD,
-        desired_version__lineage_id=context.run.lineage_id,
-    ).aggregate(number=Max("desired_version__number"))["number"]
+        current_version__lineage_id=context.run.lineage_id,
+    ).aggregate(number=Max("current_version__number"))["number"]
     return 0 if newest is None else max(0, context.head.number - newest)
 
 

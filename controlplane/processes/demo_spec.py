@@ -6,8 +6,8 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
-from rl_core.environments.registry import ENVIRONMENTS
 
+from rl_core.environments.registry import ENVIRONMENTS
 from rl_core.specs import OptimizerSpec, RlStage, RunSpec, resolve_run_spec
 
 
@@ -20,6 +20,8 @@ class DemoTask(StrEnum):
 
 STEPS = {DemoTask.WORD_PROBLEMS: 18, DemoTask.CODE_REPAIR: 22}
 LEARNING_RATE = {DemoTask.WORD_PROBLEMS: 3e-5, DemoTask.CODE_REPAIR: 2e-5}
+# One version behind keeps the trainer busy on two cores; a second one slowed learning and won no time.
+MAX_STALENESS = 1
 EVAL_TASKS = {DemoTask.WORD_PROBLEMS: 100, DemoTask.CODE_REPAIR: 12}
 
 
@@ -35,6 +37,7 @@ def demo_spec(
         steps=steps or STEPS[task],
         sampling=environment.sampling,
         max_turns=environment.max_turns,
+        max_staleness=MAX_STALENESS,
         eval_tasks=EVAL_TASKS[task],
         optimizer=OptimizerSpec(learning_rate=LEARNING_RATE[task]),
     )

@@ -182,8 +182,11 @@ def test_groups_past_the_staleness_bound_are_dropped_and_admitted_anew(bound, ke
     assert (late.state == GroupState.READY) is kept
     if not kept:
         assert late.reason == "2 versions behind the head; the bound is 1"
-    run_advance(run.pk)  # the replicas follow the head now, and admission counts from there
+    run_advance(run.pk)  # the replicas follow the head now
     used = [GroupState.READY, GroupState.CONSUMED, GroupState.ADMITTED]
+    assert len(groups(run, state__in=used)) < (bound + head.number + 1) * 2, "counted from what the replicas still hold"
+    do_all(run, WorkKind.TRANSFER)
+    run_advance(run.pk)  # they have arrived, and admission counts from there
     assert len(groups(run, state__in=used)) == (bound + head.number + 1) * 2
 
 
