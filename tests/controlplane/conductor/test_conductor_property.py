@@ -28,6 +28,7 @@ def test_a_run_completes_and_every_step_counts_once(seed: int, eval_every: int):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @pytest.mark.django_db
 @settings(max_examples=40, **LOOSE)
 @SEEDS
