@@ -24,7 +24,7 @@ from controlplane.api.document import openapi_yaml
 from tests.controlplane.api.api_factories import World, make_key, make_user, make_world
 from tests.controlplane.api.web_process import serving
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 EXAMPLES = 12
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
