@@ -6,7 +6,6 @@ import asyncio
 
 import structlog
 from django.conf import settings
-from rl_core.sandbox.client import SandboxClient
 
 from controlplane.models import Rollout, RolloutGroup, RubricVersion
 from controlplane.services.rollouts import RolloutScores, Scored, score_begin, score_record
@@ -14,6 +13,7 @@ from controlplane.states import WorkKind
 from rl_core.environments.reward import Rubric, combine, grade, parse_rubric
 from rl_core.environments.tasks import Task
 from rl_core.errors import EnvironmentFault
+from rl_core.sandbox.client import SandboxClient
 from rl_core.sandbox.protocol import Sandbox
 from rl_core.types import Split, Trajectory
 from workers.base import Attempt, store, unit_task

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 from django.conf import settings
-from rl_core.environments.registry import ENVIRONMENTS
 
 from controlplane.models import Cluster, Lane, ModelCard, Project, Replica, SignalDefinition, SignalMap, User
 from controlplane.processes.errors import ServiceFailed
@@ -24,6 +23,7 @@ from controlplane.services.lanes import lane_create
 from controlplane.services.signals import signal_define, signal_map_publish
 from controlplane.services.tenancy import membership_set, project_create, user_create
 from controlplane.states import MemberRole, SignalType
+from rl_core.environments.registry import ENVIRONMENTS
 from rl_core.types import ClusterRole
 
 PROJECT = "demo"
