@@ -22,6 +22,7 @@ def test_the_demonstration_from_start_to_summary(machine):
     done = machine.manage("demo", "--exit", "--steps", "2", "--port", str(machine.port), timeout_s=1100)
     text = done.stdout
     assert done.returncode in (0, 1), text + done.stderr
+    assert text.count("plan: ") == 1
     for line in (
         r"plan: .*train 2 steps of word-problems \(seed 0\)",
         rf"open    http://localhost:{machine.port}/runs/[0-9a-f-]+/",

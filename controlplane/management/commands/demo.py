@@ -79,9 +79,11 @@ class Command(BaseCommand):
                     f"code repair runs model-written code, and this machine cannot isolate it:\n{refusal}"
                 )
                 return FAULT
-        self._say(
-            f"plan: {plan.steps or STEPS[plan.task]} steps of {plan.task.value}, seed {plan.seed}, all on this machine"
-        )
+        if not options["services_started"]:  # said already, before the services made this command start anew
+            steps = plan.steps or STEPS[plan.task]
+            self._say(
+                f"plan: seed, start everything, train {steps} steps of {plan.task.value} (seed {plan.seed}), sum up"
+            )
         started = services_ready(self._say, started_before=options["services_started"])
         try:
             migrate(self._say)
