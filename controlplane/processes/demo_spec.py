@@ -20,7 +20,7 @@ class DemoTask(StrEnum):
 
 STEPS = {DemoTask.WORD_PROBLEMS: 18, DemoTask.CODE_REPAIR: 22}
 LEARNING_RATE = {DemoTask.WORD_PROBLEMS: 3e-5, DemoTask.CODE_REPAIR: 2e-5}
-# One version behind keeps the trainer busy on two cores; a second one slowed learning and won no time.
+# One version behind keeps the trainer busy on two cores; in the one run with two it learned less and won no time.
 MAX_STALENESS = 1
 EVAL_TASKS = {DemoTask.WORD_PROBLEMS: 100, DemoTask.CODE_REPAIR: 12}
 
