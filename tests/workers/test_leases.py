@@ -25,11 +25,13 @@ def lapse(unit_id) -> None:
 
 def test_a_held_lease_is_renewed():
     claim = work_claim(unit_id=make_unit().pk, worker="w")
+    losses = []
     with LeaseKeeper(lease_s=0.3) as keeper:
-        keeper.hold(claim, on_loss=lambda: pytest.fail("lost"))
+        keeper.hold(claim, on_loss=lambda: losses.append(1))
         lapse(claim.unit_id)
         time.sleep(0.3)
         assert work_sweep() == 0
+    assert losses == []
 
 
 def test_a_lease_that_somebody_else_has_is_told_at_once_and_once():
@@ -46,17 +48,23 @@ def test_a_lease_that_somebody_else_has_is_told_at_once_and_once():
 
 def test_a_released_lease_is_not_renewed():
     claim = work_claim(unit_id=make_unit().pk, worker="w")
+    losses = []
     with LeaseKeeper(lease_s=0.15) as keeper:
-        keeper.hold(claim, on_loss=lambda: pytest.fail("lost"))
+        keeper.hold(claim, on_loss=lambda: losses.append(1))
         keeper.release(claim)
         work_finish(claim)
         time.sleep(0.2)
+    assert losses == []
 
 
 def test_a_unit_that_is_taken_is_left_alone():
     unit = make_unit()
     work_claim(unit_id=unit.pk, worker="other")
-    work_on(unit.pk, lambda attempt: pytest.fail("two work on one unit"))
+    calls = []
+    work_on(unit.pk, calls.append)
+    unit.refresh_from_db()
+    assert calls == []
+    assert (unit.state, unit.worker, unit.fence) == (WorkState.LEASED, "other", 1)
 
 
 def test_work_ends_its_unit():
