@@ -152,6 +152,7 @@ def test_the_keyboard_is_enough_and_shortcuts_have_a_switch(
 ) -> None:
     page = watched.page
     watched.login(workspace.owner.username)
+    expect_live(page)
     page.keyboard.press("Tab")
     expect(page.get_by_text("Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
@@ -163,6 +164,7 @@ def test_the_keyboard_is_enough_and_shortcuts_have_a_switch(
     expect(page.get_by_label("Name")).to_be_focused()
     page.get_by_label("Name").type("gc?")
     assert page.url.endswith("/runs/")
+    expect_live(page)
     page.locator("main").click(position={"x": 5, "y": 5})
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
