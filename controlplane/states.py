@@ -112,6 +112,16 @@ class ReleaseState(TextChoices):
     FAILED = "failed"
 
 
+class SlotState(TextChoices):
+    """Life of one turn of a lane's cadence."""
+
+    OPEN = "open"  # waits for its data
+    TRAINING = "training"
+    RELEASING = "releasing"
+    DONE = "done"  # its release ended, promoted or not
+    SKIPPED = "skipped"  # no data, a freeze, a hold, or undecided at its deadline: the row says which
+
+
 class WorkState(TextChoices):
     """Life of a unit of work."""
 
@@ -138,6 +148,7 @@ class FeedbackState(TextChoices):
 
     PENDING = "pending"  # its target is not known yet
     JOINED = "joined"
+    LATE = "late"  # joined after its signal's horizon had closed: shown, never trained on
     ORPHANED = "orphaned"  # the horizon passed without its target
     RETRACTED = "retracted"
     QUARANTINED = "quarantined"  # given to a version that was rolled back
@@ -210,10 +221,16 @@ TRANSITIONS: dict[type[TextChoices], dict[TextChoices, frozenset[TextChoices]]] 
         (_W.LEASED, (_W.DONE, _W.QUEUED, _W.DEAD, _W.CANCELLED)),
         (_W.DEAD, (_W.QUEUED,)),
     ),
+    SlotState: _table(
+        (SlotState.OPEN, (SlotState.TRAINING, SlotState.SKIPPED)),
+        (SlotState.TRAINING, (SlotState.RELEASING, SlotState.SKIPPED)),
+        (SlotState.RELEASING, (SlotState.DONE, SlotState.SKIPPED)),
+    ),
     FeedbackState: _table(
-        (_F.PENDING, (_F.JOINED, _F.ORPHANED, _F.RETRACTED)),
+        (_F.PENDING, (_F.JOINED, _F.LATE, _F.QUARANTINED, _F.ORPHANED, _F.RETRACTED)),
         (_F.JOINED, (_F.RETRACTED, _F.QUARANTINED)),
-        (_F.ORPHANED, (_F.JOINED, _F.RETRACTED)),
+        (_F.LATE, (_F.RETRACTED, _F.QUARANTINED)),
+        (_F.ORPHANED, (_F.JOINED, _F.LATE, _F.QUARANTINED, _F.RETRACTED)),
         (_F.QUARANTINED, (_F.RETRACTED,)),
     ),
 }
@@ -319,6 +336,33 @@ class Arm(TextChoices):
     CANARY = "canary"
 
 
+class GenerationOutcome(TextChoices):
+    """How a production request ended."""
+
+    ANSWERED = "answered"
+    CANCELLED = "cancelled"  # the client left
+    FAILED = "failed"  # no replica could answer, or one broke off
+
+
+class CanaryVerdict(TextChoices):
+    """What a look at a canary says. No data is `undecided`, never `pass`."""
+
+    PASS = "pass"  # noqa: S105
+    FAIL = "fail"
+    UNDECIDED = "undecided"
+
+
+class AlertKind(TextChoices):
+    """Why a person is called."""
+
+    BEHAVIOUR = "behaviour"  # a rate moved against the incumbent
+    DIVERGENCE = "divergence"  # a proxy and the outcome part
+    GUARDRAIL = "guardrail"  # a canary was rolled back
+    SAMPLE_RATIO = "sample_ratio"  # the arms' sizes do not fit their shares
+    ORPHANS = "orphans"  # feedback finds no generations
+    SLOT_SKIPPED = "slot_skipped"
+
+
 class EventType(TextChoices):
     """Every kind of event. The second word says what happened, in the past tense."""
 
@@ -350,6 +394,12 @@ class EventType(TextChoices):
     LANE_CHANGED = "lane.changed"
     RELEASE_CHANGED = "release.changed"
     RELEASE_APPROVED = "release.approved"
+    SLOT_CHANGED = "slot.changed"
+    CANARY_ANALYSED = "canary.analysed"
+    ALERT_RAISED = "alert.raised"
+    ALERT_RESOLVED = "alert.resolved"
+    ALERT_HOOK_CHANGED = "alert_hook.changed"
+    CONSENT_WITHDRAWN = "consent.withdrawn"
     SIGNAL_MAP_PUBLISHED = "signal_map.published"
     SOURCE_CHANGED = "source.changed"
     FEEDBACK_RECEIVED = "feedback.received"

@@ -42,6 +42,9 @@ STATE_LOOKS: dict[str, Look] = {
     "pending": _WAITING,
     "queued": _WAITING,
     "admitted": _WAITING,
+    "open": _WAITING,
+    "training": _GOING,
+    "releasing": _GOING,
     "batched": _GOING,
     "running": _GOING,
     "leased": _GOING,
@@ -74,6 +77,8 @@ STATE_LOOKS: dict[str, Look] = {
     "lapsed": _WARN,
     "orphaned": _WARN,
     "quarantined": _WARN,
+    "late": _WARN,
+    "undecided": _WARN,
     "rolled_back": _WARN,
     "abandoned": _WARN,
     "offline": _WARN,
@@ -120,6 +125,12 @@ EVENT_SENTENCES: dict[EventType, tuple[str, ...]] = {
     EventType.LANE_CHANGED: ("Lane serves version {to}",),
     EventType.RELEASE_CHANGED: ("Release is {state}",),
     EventType.RELEASE_APPROVED: ("Release approved ({approvals} so far)",),
+    EventType.SLOT_CHANGED: ("Slot {number} is {state}: {detail}", "Slot {number} is {state}"),
+    EventType.CANARY_ANALYSED: ("Canary at {share} of users: {verdict}",),
+    EventType.ALERT_RAISED: ("Alert: {kind} {subject}",),
+    EventType.ALERT_RESOLVED: ("Alert resolved: {kind} {subject}",),
+    EventType.ALERT_HOOK_CHANGED: ("Alert hook {url} changed",),
+    EventType.CONSENT_WITHDRAWN: ("A user withdrew consent ({generations} generations, {versions} versions)",),
     EventType.SIGNAL_MAP_PUBLISHED: ("Signal map {number} published",),
     EventType.SOURCE_CHANGED: ("Feedback source {source} changed",),
     EventType.FEEDBACK_RECEIVED: ("Feedback {signal} received: {state}",),
@@ -129,7 +140,7 @@ EVENT_SENTENCES: dict[EventType, tuple[str, ...]] = {
 }
 
 # Kinds that somebody should look at.
-ALARMING = frozenset({EventType.WORK_DIED, EventType.EPOCH_OPENED, EventType.PAYLOAD_REJECTED})
+ALARMING = frozenset({EventType.WORK_DIED, EventType.EPOCH_OPENED, EventType.PAYLOAD_REJECTED, EventType.ALERT_RAISED})
 _ALARMING_STATES = frozenset({"failed", "poisoned", "dead", "rolled_back", "voided", "offline"})
 _MAX_VALUE_CHARS = 120
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

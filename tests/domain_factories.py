@@ -11,6 +11,7 @@ from django.db.models import TextChoices
 from django.utils import timezone
 
 from controlplane.models import (
+    CadenceSlot,
     Cluster,
     Evaluation,
     Feedback,
@@ -45,6 +46,7 @@ from controlplane.states import (
     ReplicaState,
     RolloutState,
     RunState,
+    SlotState,
     StageState,
     StepState,
     TransferState,
@@ -240,6 +242,11 @@ def _release(state: TextChoices) -> Release:
     return Release.objects.create(lane=lane, version=run.lineage.head, state=state, reason="test")
 
 
+def _slot(state: TextChoices) -> CadenceSlot:
+    lane, now = _release(ReleaseState.SKIPPED).lane, timezone.now()
+    return CadenceSlot.objects.create(lane=lane, number=1, state=state, due_at=now, deadline_at=now)
+
+
 def _unit(state: TextChoices) -> WorkUnit:
     return make_unit(state=state)
 
@@ -269,6 +276,7 @@ _ROWS: dict[type[TextChoices], Any] = {
     EvaluationState: _evaluation,
     ReplicaState: _replica,
     ReleaseState: _release,
+    SlotState: _slot,
     WorkState: _unit,
     FeedbackState: _feedback,
 }

@@ -1,5 +1,6 @@
 """Every table. Written by `controlplane.services` alone, read through `controlplane.selectors`."""
 
+from controlplane.models.alerts import Alert, AlertDelivery, AlertHook
 from controlplane.models.base import Entity, new_id
 from controlplane.models.catalog import ModelCard, Rubric, RubricVersion, Task, TaskSet
 from controlplane.models.feedback import (
@@ -11,7 +12,8 @@ from controlplane.models.feedback import (
     SignalMap,
 )
 from controlplane.models.fleet import Cluster, Replica, ReplicaSlot, Transfer
-from controlplane.models.lanes import Approval, Generation, Lane, Release, ServedVersion
+from controlplane.models.generations import Generation
+from controlplane.models.lanes import Approval, CadenceSlot, CanaryStep, Lane, Release, ServedVersion
 from controlplane.models.runs import (
     BatchItem,
     CriterionScore,
@@ -28,10 +30,15 @@ from controlplane.models.weights import Lineage, PolicyVersion
 from controlplane.models.work import Attempt, Event, Topic, WorkUnit
 
 __all__ = [
+    "Alert",
+    "AlertDelivery",
+    "AlertHook",
     "ApiKey",
     "Approval",
     "Attempt",
     "BatchItem",
+    "CadenceSlot",
+    "CanaryStep",
     "Cluster",
     "CriterionScore",
     "Entity",

@@ -1,17 +1,16 @@
-"""Lanes, releases, and the generations they serve."""
+"""Lanes, their cadence, and their releases."""
 
 from __future__ import annotations
 
 from django.db import models
-from django.db.models.functions import Now
 
-from controlplane.models.base import Entity, new_id
+from controlplane.models.base import Entity
 from controlplane.models.catalog import ModelCard
 from controlplane.models.fleet import Cluster
 from controlplane.models.runs import Evaluation, Run
 from controlplane.models.tenancy import Project, User
 from controlplane.models.weights import PolicyVersion
-from controlplane.states import Arm, Consent, ReleaseState
+from controlplane.states import Arm, CanaryVerdict, ReleaseState, SlotState
 
 
 class Lane(Entity):
@@ -24,7 +23,13 @@ class Lane(Entity):
     promoted_version = models.ForeignKey(PolicyVersion, null=True, on_delete=models.PROTECT, related_name="+")
     approvals = models.PositiveSmallIntegerField(default=1, help_text="people other than the proposer")
     non_inferiority_margin = models.FloatField(default=0.02)
-    cadence = models.JSONField(default=dict)
+    cadence = models.JSONField(default=dict, help_text="a CadenceSpec, resolved; empty: releases by hand alone")
+    next_slot_at = models.DateTimeField(null=True, help_text="null while the cadence is off, paused or held")
+    paused_at = models.DateTimeField(null=True, help_text="a person paused the cadence")
+    hold_reason = models.CharField(max_length=500, blank=True, help_text="an alert holds the lane until it is resolved")
+    revision = models.PositiveIntegerField(default=1)
+    record_share = models.FloatField(default=1.0, help_text="share of consented generations whose content is kept")
+    redactions = models.JSONField(default=dict, help_text="name to regular expression; matches never reach storage")
     system_prompt = models.TextField(blank=True)
     salt = models.CharField(max_length=64)
 
@@ -50,6 +55,10 @@ class Release(Entity):
     candidate_evaluation = models.ForeignKey(Evaluation, null=True, on_delete=models.SET_NULL, related_name="+")
     incumbent_evaluation = models.ForeignKey(Evaluation, null=True, on_delete=models.SET_NULL, related_name="+")
     gate = models.JSONField(default=dict, help_text="verdict, difference, interval, margin, n")
+    salt = models.CharField(max_length=64, blank=True, help_text="of the canary's assignment; one experiment, one salt")
+    share = models.FloatField(default=0.0, help_text="share of users, 0 to 1, that the candidate answers in the canary")
+    shadow = models.JSONField(default=dict, help_text="verdict and comparison of the replayed prompts")
+    spec = models.JSONField(default=dict, help_text="the lane's cadence as it was when the release began")
     finished_at = models.DateTimeField(null=True)
     promoted_at = models.DateTimeField(null=True)
 
@@ -64,6 +73,51 @@ class Release(Entity):
 
     def __str__(self) -> str:
         return f"{self.lane_id}:{self.version_id}"
+
+
+class CanaryStep(Entity):
+    """One share of users that a release's candidate answers, for a while; what was seen, and what was concluded."""
+
+    release = models.ForeignKey(Release, on_delete=models.CASCADE, related_name="steps")
+    position = models.PositiveSmallIntegerField()
+    share = models.FloatField()
+    verdict = models.CharField(max_length=12, choices=CanaryVerdict.choices, blank=True)
+    analysis = models.JSONField(default=dict, help_text="arms, effects with their sequential bounds, sample ratio")
+    analysed_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["release", "position"], name="canary_step_once")]
+
+    def __str__(self) -> str:
+        return f"{self.release_id}:{self.position}"
+
+
+class CadenceSlot(Entity):
+    """One turn of a lane's cadence: a window is trained and released, or the slot is skipped, with the reason."""
+
+    lane = models.ForeignKey(Lane, on_delete=models.CASCADE, related_name="cadence_slots")
+    number = models.PositiveIntegerField()
+    state = models.CharField(max_length=12, choices=SlotState.choices, default=SlotState.OPEN)
+    due_at = models.DateTimeField()
+    deadline_at = models.DateTimeField(help_text="undecided by then: the slot is skipped")
+    run = models.ForeignKey(Run, null=True, on_delete=models.SET_NULL, related_name="+")
+    release = models.ForeignKey(Release, null=True, on_delete=models.SET_NULL, related_name="cadence_slots")
+    reason = models.CharField(max_length=500, blank=True)
+    finished_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["lane", "number"], name="cadence_slot_once"),
+            models.UniqueConstraint(
+                fields=["lane"],
+                name="one_cadence_slot_open",
+                condition=models.Q(state__in=["open", "training", "releasing"]),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.lane_id}#{self.number}"
 
 
 class Approval(Entity):
@@ -91,38 +145,3 @@ class ServedVersion(Entity):
 
     def __str__(self) -> str:
         return f"{self.lane_id}:{self.version_id}"
-
-
-class Generation(models.Model):
-    """One production inference. Its key carries its time, so that the table can be partitioned later.
-
-    Without consent only metadata is kept: `content_key` stays empty. Others refer to it by `id` alone.
-    """
-
-    pk = models.CompositePrimaryKey("id", "created_at")
-    id = models.UUIDField(default=new_id, editable=False)
-    created_at = models.DateTimeField(db_default=Now(), editable=False)
-    lane = models.ForeignKey(Lane, on_delete=models.CASCADE, related_name="generations")
-    arm = models.CharField(max_length=8, choices=Arm.choices, default=Arm.PROMOTED)
-    version = models.ForeignKey(PolicyVersion, on_delete=models.PROTECT, related_name="+")
-    user_hash = models.CharField(max_length=64, blank=True)
-    session = models.CharField(max_length=200, blank=True)
-    consent = models.CharField(max_length=8, choices=Consent.choices, default=Consent.NONE)
-    content_key = models.CharField(max_length=300, blank=True, help_text="trajectory blob; empty without consent")
-    sampling = models.JSONField(default=dict)
-    trainable = models.BooleanField(default=False, help_text="sampled from the whole distribution")
-    prompt_tokens = models.PositiveIntegerField()
-    sampled_tokens = models.PositiveIntegerField()
-    finish_reason = models.CharField(max_length=8)
-    latency_ms = models.FloatField()
-    erased_at = models.DateTimeField(null=True)
-
-    class Meta:
-        indexes = [
-            models.Index(fields=["id"]),
-            models.Index(fields=["lane", "version", "created_at"]),
-            models.Index(fields=["user_hash"]),
-        ]
-
-    def __str__(self) -> str:
-        return str(self.id)
