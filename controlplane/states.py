@@ -244,6 +244,8 @@ class WorkKind(TextChoices):
     TRAIN = "train"  # ref: Step
     TRANSFER = "transfer"  # ref: Transfer
     EXPORT = "export"  # ref: PolicyVersion
+    SHADOW = "shadow"  # ref: Release
+    NOTIFY = "notify"  # ref: AlertDelivery
 
 
 class Queue(StrEnum):

@@ -26,9 +26,10 @@ class Alert(Entity):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["lane", "kind", "subject"],
+                fields=["project", "lane", "kind", "subject"],
                 name="one_open_alert",
                 condition=models.Q(resolved_at__isnull=True),
+                nulls_distinct=False,
             )
         ]
 

@@ -27,6 +27,10 @@ class Lane(Entity):
     next_slot_at = models.DateTimeField(null=True, help_text="null while the cadence is off, paused or held")
     paused_at = models.DateTimeField(null=True, help_text="a person paused the cadence")
     hold_reason = models.CharField(max_length=500, blank=True, help_text="an alert holds the lane until it is resolved")
+    rollback_to = models.ForeignKey(
+        PolicyVersion, null=True, on_delete=models.PROTECT, related_name="+", help_text="serves once a replica holds it"
+    )
+    rollback_reason = models.CharField(max_length=500, blank=True)
     revision = models.PositiveIntegerField(default=1)
     record_share = models.FloatField(default=1.0, help_text="share of consented generations whose content is kept")
     redactions = models.JSONField(default=dict, help_text="name to regular expression; matches never reach storage")
