@@ -1,0 +1,178 @@
+"""What a look at a canary says: pass, fail, or undecided. Pure Python; 100,000 users take well below a second.
+
+One family-wise error rate for a release: `alpha` is split over the metrics (Bonferroni), and each metric's interval
+holds at all looks and steps together (`rl_core.shipping.sequential`). So a look may be taken at any time, as often as
+wanted, and acted upon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from rl_core.shipping.estimates import Estimate, UserOutcome, estimate
+from rl_core.shipping.sample_ratio import sample_ratio, sample_ratio_over
+from rl_core.shipping.sequential import radius, scale_for
+from rl_core.shipping.specs import CanarySpec, Direction, MetricRole, MetricSpec
+from rl_core.shipping.weighting import Responses, response_weights
+
+__all__ = [
+    "CanaryLook",
+    "Effect",
+    "Exposure",
+    "Responses",
+    "UserOutcome",
+    "Verdict",
+    "conclude",
+    "effect",
+    "effect_of",
+    "judge",
+    "response_weights",
+    "sample_ratio",
+]
+
+SMALL = 0.2  # standard deviations: what an interval without a margin is tightest for
+
+Exposure = tuple[int, float, int, int]  # stratum, intended share of the canary, promoted users, canary users
+
+
+class Verdict(StrEnum):
+    """What may be done with a canary step now."""
+
+    PASS = "pass"  # noqa: S105
+    FAIL = "fail"
+    UNDECIDED = "undecided"
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """Canary minus promoted, in the metric's own unit, with its always-valid interval; None where nothing is known.
+
+    `n_promoted` and `n_canary` are users; `fewest_latest` the smaller number of both arms in the latest step.
+    """
+
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n_promoted: int = 0
+    n_canary: int = 0
+    mean_promoted: float | None = None
+    mean_canary: float | None = None
+    alpha: float
+    fewest_latest: int = 0
+
+
+class CanaryLook(msgspec.Struct, frozen=True, kw_only=True):
+    """One look. `reasons` are sentences: of a fail what was shown, of an undecided look what is missing."""
+
+    verdict: Verdict
+    reasons: list[str]
+    effects: dict[str, Effect]
+    sample_ratio_p: float
+
+
+def effect(
+    outcomes: Iterable[UserOutcome],
+    *,
+    alpha: float,
+    scale: float | None = None,
+    span: float = 0.0,
+    latest: int | None = None,
+) -> Effect:
+    """The stratified difference with an interval that holds at every look with probability 1 − alpha.
+
+    `scale`: the distance that the interval is tightest for (`rl_core.shipping.sequential`); by default a fifth of the
+    standard deviation of users' means. `span`, `latest`: see `rl_core.shipping.estimates.estimate`.
+    """
+    return effect_of(estimate(outcomes, span=span, latest=latest), alpha=alpha, scale=scale)
+
+
+def effect_of(found: Estimate | None, *, alpha: float, scale: float | None = None) -> Effect:
+    """The effect that an estimate shows. Without any spread in the data there is no interval yet."""
+    if found is None:
+        return Effect(alpha=alpha)
+    half = None
+    if found.variance > 0:
+        half = radius(found.variance, alpha=alpha, scale=scale or SMALL * found.deviation or found.variance**0.5)
+    return Effect(
+        difference=found.difference,
+        low=None if half is None else found.difference - half,
+        high=None if half is None else found.difference + half,
+        n_promoted=found.n_promoted,
+        n_canary=found.n_canary,
+        mean_promoted=found.mean_promoted,
+        mean_canary=found.mean_canary,
+        alpha=alpha,
+        fewest_latest=found.fewest_latest,
+    )
+
+
+def judge(spec: CanarySpec, metrics: Mapping[str, Iterable[UserOutcome]], exposures: Sequence[Exposure]) -> CanaryLook:
+    """Judge all that was seen of a release's canary so far, with its latest step.
+
+    Fail: a metric is shown to be worse by more than its margin, or the arms' sizes do not fit their shares. Pass: every
+    goal is shown to be no worse than its margin (better, with `require_gain`), and there are enough users: of each goal
+    in the latest step, of each guardrail in all steps together. Otherwise undecided: no data is not a pass.
+    """
+    latest = max((stratum for stratum, *_ in exposures), default=None)
+    effects = {
+        metric.name: effect(
+            metrics.get(metric.name, ()),
+            alpha=spec.alpha_of(metric.name),
+            scale=scale_for(metric.margin) or None,
+            span=metric.source.span,
+            latest=latest,
+        )
+        for metric in spec.metrics
+    }
+    return conclude(spec, effects, sample_ratio_over(exposures, planned=len(spec.steps)))
+
+
+def conclude(spec: CanarySpec, effects: dict[str, Effect], sample_ratio_p: float) -> CanaryLook:
+    """The verdict that effects and sample ratio lead to; see `judge`."""
+    harms = [_worse(metric, effects[metric.name]) for metric in spec.metrics if _harmed(metric, effects[metric.name])]
+    if sample_ratio_p <= spec.sample_ratio_alpha:
+        harms.insert(0, f"the arms' sizes do not fit their shares (p {sample_ratio_p:.2g}): no metric can be believed")
+    lacks = [lack for metric in spec.metrics if (lack := _lack(spec, metric, effects[metric.name]))]
+    verdict = Verdict.FAIL if harms else Verdict.UNDECIDED if lacks else Verdict.PASS
+    return CanaryLook(verdict=verdict, reasons=harms or lacks, effects=effects, sample_ratio_p=sample_ratio_p)
+
+
+def _better(metric: MetricSpec, seen: Effect) -> tuple[float, float] | None:
+    """The interval in the metric's good direction."""
+    if seen.low is None or seen.high is None:
+        return None
+    return (seen.low, seen.high) if metric.direction is Direction.HIGHER else (-seen.high, -seen.low)
+
+
+def _harmed(metric: MetricSpec, seen: Effect) -> bool:
+    bounds = _better(metric, seen)
+    return bounds is not None and bounds[1] < -metric.margin
+
+
+def _lack(spec: CanarySpec, metric: MetricSpec, seen: Effect) -> str:
+    """What keeps the metric from passing, or nothing."""
+    goal = metric.role is MetricRole.GOAL
+    users = seen.fewest_latest if goal else min(seen.n_promoted, seen.n_canary)
+    if users < spec.minimum_users:
+        where = "in this step" if goal else "so far"
+        return f"{metric.name}: {users} of {spec.minimum_users} users in the smaller arm {where}"
+    if not goal:
+        return ""
+    bounds = _better(metric, seen)
+    least = 0.0 if spec.require_gain else -metric.margin
+    if bounds is not None and bounds[0] > least:
+        return ""
+    wanted = "better" if spec.require_gain else f"worse by less than {metric.margin:g}"
+    return f"{metric.name}: not yet shown to be {wanted} ({_interval(seen)})"
+
+
+def _worse(metric: MetricSpec, seen: Effect) -> str:
+    return f"{metric.name}: worse by more than {metric.margin:g} ({_interval(seen)})"
+
+
+def _interval(seen: Effect) -> str:
+    if seen.difference is None or seen.low is None or seen.high is None:
+        return "no interval yet"
+    return f"{seen.difference:+.3g} [{seen.low:+.3g}, {seen.high:+.3g}], {seen.n_promoted} and {seen.n_canary} users"
