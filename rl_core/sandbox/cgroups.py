@@ -1,8 +1,7 @@
 """One cgroup per run, under cgroup v1 or v2: memory with swap, processes, processor. Killed until it is empty.
 
-Version 1: a group in each of the memory, pids and cpu hierarchies, below this process's own. Version 2: a group below
-one whose controllers can be delegated: this process's own cgroup if it is alone in it (a systemd scope with
-`Delegate=yes`), else, as root, the root of the hierarchy.
+Version 1: a directory in each of the memory, pids and cpu hierarchies. Version 2: one directory. `hierarchies` finds
+where they may be made.
 """
 
 from __future__ import annotations
@@ -15,21 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from rl_core.errors import SandboxRefused, WorldError
+from rl_core.errors import WorldError
 from rl_core.sandbox.protocol import RunLimits
 
 # bubblewrap, its init and the supervisor inside count as processes of the run too.
 OVERHEAD_PIDS = 3
 _PERIOD_US = 100_000
 _KILL_S = 10.0
-_PREFIX = "slipway-"
-_NEEDED = ("memory", "pids", "cpu")
-
-HOW_TO_ENABLE = (
-    "The sandbox needs a cgroup it may create groups in (memory, pids, cpu). As root that is so on an ordinary "
-    "machine; in a container, mount /sys/fs/cgroup read-write. As an unprivileged user, use cgroup v2 with delegation: "
-    "`systemd-run --user --scope -p Delegate=yes -- python -m rl_core.sandbox …`"
-)
+PREFIX = "slipway-"
+CONTROLLERS = ("memory", "pids", "cpu")
 
 
 class RunStuck(WorldError):
@@ -68,6 +61,10 @@ class Cgroups(Protocol):
         """A fresh group with these limits. Raises: WorldError."""
         ...
 
+    def remove_stale(self) -> None:
+        """Empty and remove groups that a sandboxd which is gone has left behind."""
+        ...
+
 
 @dataclass
 class GroupV1:
@@ -84,11 +81,11 @@ class GroupV1:
     def join(self) -> None:
         """See Group."""
         for folder in self._all:
-            _write(folder / "cgroup.procs", str(os.getpid()))
+            write(folder / "cgroup.procs", str(os.getpid()))
 
     def kill(self) -> None:
         """See Group."""
-        _write(self.pids / "pids.max", "0")  # no process can be made any more: killing converges
+        write(self.pids / "pids.max", "0")  # no process can be made any more: killing converges
         _kill_until_empty(self.pids / "cgroup.procs")
 
     def oom_kills(self) -> int:
@@ -109,13 +106,13 @@ class GroupV2:
 
     def join(self) -> None:
         """See Group."""
-        _write(self.folder / "cgroup.procs", str(os.getpid()))
+        write(self.folder / "cgroup.procs", str(os.getpid()))
 
     def kill(self) -> None:
         """See Group."""
-        _write(self.folder / "pids.max", "0")
+        write(self.folder / "pids.max", "0")
         if (self.folder / "cgroup.kill").exists():
-            _write(self.folder / "cgroup.kill", "1")
+            write(self.folder / "cgroup.kill", "1")
         _kill_until_empty(self.folder / "cgroup.procs")
 
     def oom_kills(self) -> int:
@@ -136,20 +133,25 @@ class CgroupsV1:
 
     def create(self, name: str, limits: RunLimits) -> Group:
         """See Cgroups."""
-        memory, pids, cpu = (self.bases[controller] / (_PREFIX + name) for controller in _NEEDED)
+        memory, pids, cpu = (self.bases[controller] / (PREFIX + name) for controller in CONTROLLERS)
         group = GroupV1(memory, pids, cpu)
         for folder in dict.fromkeys((memory, pids, cpu)):
             _mkdir(folder)
-        _write(memory / "memory.limit_in_bytes", str(limits.memory_bytes))
+        write(memory / "memory.limit_in_bytes", str(limits.memory_bytes))
         swap_limit = memory / "memory.memsw.limit_in_bytes"
         if swap_limit.exists():
-            _write(swap_limit, str(limits.memory_bytes))
+            write(swap_limit, str(limits.memory_bytes))
         else:
-            _write(memory / "memory.swappiness", "0")
-        _write(pids / "pids.max", str(limits.pids + OVERHEAD_PIDS))
-        _write(cpu / "cpu.cfs_period_us", str(_PERIOD_US))
-        _write(cpu / "cpu.cfs_quota_us", str(_PERIOD_US))
+            write(memory / "memory.swappiness", "0")
+        write(pids / "pids.max", str(limits.pids + OVERHEAD_PIDS))
+        write(cpu / "cpu.cfs_period_us", str(_PERIOD_US))
+        write(cpu / "cpu.cfs_quota_us", str(_PERIOD_US))
         return group
+
+    def remove_stale(self) -> None:
+        """See Cgroups."""
+        for base in dict.fromkeys(self.bases.values()):
+            _remove_stale(base)
 
 
 @dataclass
@@ -161,110 +163,23 @@ class CgroupsV2:
 
     def create(self, name: str, limits: RunLimits) -> Group:
         """See Cgroups."""
-        folder = self.base / (_PREFIX + name)
+        folder = self.base / (PREFIX + name)
         _mkdir(folder)
-        _write(folder / "memory.max", str(limits.memory_bytes))
+        write(folder / "memory.max", str(limits.memory_bytes))
         if (folder / "memory.swap.max").exists():
-            _write(folder / "memory.swap.max", "0")
-        _write(folder / "pids.max", str(limits.pids + OVERHEAD_PIDS))
-        _write(folder / "cpu.max", f"{_PERIOD_US} {_PERIOD_US}")
+            write(folder / "memory.swap.max", "0")
+        write(folder / "pids.max", str(limits.pids + OVERHEAD_PIDS))
+        write(folder / "cpu.max", f"{_PERIOD_US} {_PERIOD_US}")
         return GroupV2(folder)
 
-
-def find_cgroups(*, proc: Path = Path("/proc/self"), root: bool | None = None) -> Cgroups:
-    """The cgroups this machine offers to this process, tried by making a group. Raises: SandboxRefused."""
-    as_root = os.geteuid() == 0 if root is None else root
-    reasons: list[str] = []
-    for make in (_version_1, _version_2):
-        try:
-            cgroups = make(proc, as_root)
-            _remove_stale(cgroups)
-            group = cgroups.create(f"{os.getpid()}-probe", RunLimits())
-            group.remove()
-        except (OSError, WorldError) as error:
-            reasons.append(str(error))
-        else:
-            return cgroups
-    raise SandboxRefused(f"no usable cgroup: {'; '.join(reasons)}. {HOW_TO_ENABLE}")
+    def remove_stale(self) -> None:
+        """See Cgroups."""
+        _remove_stale(self.base)
 
 
-def _version_1(proc: Path, as_root: bool) -> CgroupsV1:
-    mounts = _mounts(proc, "cgroup")
-    own = {}
-    for line in (proc / "cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        own.update(dict.fromkeys(filter(None, controllers.split(",")), path))
-    bases = {}
-    for controller in _NEEDED:
-        found = [(point, top) for point, top, options in mounts if controller in options.split(",")]
-        if not found or controller not in own:
-            raise WorldError(f"v1: no {controller} hierarchy")
-        bases[controller] = _below(*found[0], own[controller])
-    return CgroupsV1(bases)
-
-
-def _version_2(proc: Path, as_root: bool) -> CgroupsV2:
-    mounts = _mounts(proc, "cgroup2")
-    if not mounts:
-        raise WorldError("v2: not mounted")
-    point, top, _ = mounts[0]
-    own = [line[3:] for line in (proc / "cgroup").read_text().splitlines() if line.startswith("0::")]
-    missing = set(_NEEDED) - set((point / "cgroup.controllers").read_text().split())
-    if missing or not own:
-        raise WorldError(f"v2: no controllers {', '.join(sorted(missing))}")
-    base = _below(point, top, own[0])
-    problem = _delegate(base)
-    if problem and as_root:
-        base, problem = point, _delegate(point)
-    if problem:
-        raise WorldError(f"v2: {base} cannot be delegated: {problem}")
-    return CgroupsV2(base)
-
-
-def _delegate(base: Path) -> str:
-    """Enable the controllers for children of `base`; this process moves to a leaf if it is in the way."""
-    enable = " ".join(f"+{controller}" for controller in _NEEDED)
-    try:
-        _write(base / "cgroup.subtree_control", enable)
-    except OSError as error:
-        if error.errno != errno.EBUSY:
-            return str(error)
-    else:
-        return ""
-    try:
-        leaf = base / f"{_PREFIX}sandboxd"
-        leaf.mkdir(exist_ok=True)
-        _write(leaf / "cgroup.procs", str(os.getpid()))
-        _write(base / "cgroup.subtree_control", enable)
-    except OSError as error:
-        return str(error)
-    return ""
-
-
-def _mounts(proc: Path, kind: str) -> list[tuple[Path, str, str]]:
-    """Mount point, root within the hierarchy, and options of every cgroup mount of a kind."""
-    mounts = []
-    for line in (proc / "mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        fields, (fstype, _, options) = before.split(), after.split(" ", 2)
-        if fstype == kind:
-            mounts.append((Path(fields[4]), fields[3], options))
-    return mounts
-
-
-def _below(point: Path, top: str, own: str) -> Path:
-    """The directory of this process, where the mount shows the hierarchy from `top` on."""
-    relative = own[len(top) :] if top != "/" and own.startswith(top) else own
-    return point / relative.lstrip("/")
-
-
-def _remove_stale(cgroups: Cgroups) -> None:
-    """Empty and remove groups that a sandboxd which is gone has left behind."""
-    bases = (
-        cgroups.bases.values() if isinstance(cgroups, CgroupsV1) else [getattr(cgroups, "base", Path("/nonexistent"))]
-    )
-    for folder in [found for base in bases for found in base.glob(f"{_PREFIX}[0-9]*")]:
-        owner = folder.name.removeprefix(_PREFIX).split("-")[0]
+def _remove_stale(base: Path) -> None:
+    for folder in base.glob(f"{PREFIX}[0-9]*"):
+        owner = folder.name.removeprefix(PREFIX).split("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
             _kill_until_empty(folder / "cgroup.procs")
             _remove(folder)
@@ -313,6 +228,7 @@ def _remove(folder: Path) -> None:
             return
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
+    """Set a file of a cgroup. Raises: OSError."""
     with path.open("w") as file:
         file.write(text)

@@ -10,7 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from rl_core.errors import SandboxRefused, WorldError
-from rl_core.sandbox.cgroups import HOW_TO_ENABLE, find_cgroups
+from rl_core.sandbox.hierarchies import HOW_TO_ENABLE, find_cgroups
 from rl_core.sandbox.launch import Launcher
 from rl_core.sandbox.protocol import MIB, Outcome, RunLimits, RunRequest
 from rl_core.sandbox.runtime import find_runtime

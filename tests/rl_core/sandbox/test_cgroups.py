@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from rl_core.errors import SandboxRefused
-from rl_core.sandbox.cgroups import OVERHEAD_PIDS, CgroupsV2, find_cgroups
+from rl_core.sandbox.cgroups import OVERHEAD_PIDS, CgroupsV2
+from rl_core.sandbox.hierarchies import find_cgroups
 from rl_core.sandbox.protocol import RunLimits
 
 
