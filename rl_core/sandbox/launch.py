@@ -66,7 +66,7 @@ class Launcher:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
-                    env={"LD_LIBRARY_PATH": str(self.runtime.bwrap_libs)} if self.runtime.bwrap_libs else {},
+                    env=self._environment(),
                     pass_fds=descriptors,
                     preexec_fn=self._before_exec(group, limits, slot),
                     cwd="/",
@@ -82,6 +82,10 @@ class Launcher:
             return await _Attendance(process, group, limits, started).attend(stdin, report_read)
         finally:
             self.reaper.disown(process.pid)
+
+    def _environment(self) -> dict[str, str]:
+        """All that bubblewrap itself gets: its first process inside keeps it to be read."""
+        return {"LD_LIBRARY_PATH": str(self.runtime.bwrap_libs)} if self.runtime.bwrap_libs else {}
 
     def _argv(self, limits: RunLimits, seccomp_fd: int, job_fd: int, report_fd: int) -> list[str]:
         """The command line of bubblewrap: what is not named here does not exist inside."""

@@ -58,7 +58,7 @@ def wait_until_ready(daemon: Sandboxd) -> None:
             with httpx.Client(transport=transport, base_url="http://sandboxd") as client:
                 client.get("/v1/health").raise_for_status()
         except httpx.TransportError:
-            if daemon.process.poll() is not None or time.monotonic() > deadline:
+            if daemon.process.poll() not in (None, REFUSED) or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
         else:
