@@ -126,11 +126,15 @@ class GateSpec(_Spec, frozen=True, kw_only=True):
 
 
 class ShadowSpec(_Spec, frozen=True, kw_only=True):
-    """Replay of recorded prompts on the candidate. `prompts` 0 leaves the shadow out."""
+    """Replay of recorded prompts on the candidate. `prompts` 0 leaves the shadow out.
+
+    `rubric` names one whose criteria need no reference answer; it grades both answers to every prompt. Empty: none.
+    """
 
     prompts: int = 0
     margin: float = 0.1
     max_tokens: int = 256
+    rubric: str = ""
 
     def __post_init__(self) -> None:
         self._require(self.prompts >= 0, f"prompts must be 0 (off) or positive, not {self.prompts}")
