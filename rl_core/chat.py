@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
@@ -41,7 +42,9 @@ class ChatTokenizer:
             (token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special), key=len
         )
         try:
-            self._template = _template_environment().from_string(template)
+            environment = _template_environment()
+            self._template = environment.from_string(template)
+            self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(template))
         except jinja2.TemplateError as error:
             raise ModelError(f"the chat template does not parse: {error}") from error
 
@@ -85,21 +88,36 @@ class ChatTokenizer:
         """Text of tokens, by default without special ones such as the end of the turn."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    def render_text(self, messages: list[ChatMessage], *, add_generation_prompt: bool = True) -> str:
-        """The conversation as the model reads it, as text. Raises: ModelError when the template refuses it."""
+    def render_text(
+        self,
+        messages: list[ChatMessage],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The conversation as the model reads it, as text; `tools` only where `takes_tools` says that they are read.
+
+        Raises: ModelError when the template refuses it.
+        """
         try:
             return self._template.render(
-                messages=[self._defused(message) for message in messages],
+                messages=self._defused(messages),
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=self._defused(tools) if tools else None,
                 **self._named,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise ModelError(f"the chat template refuses these messages: {error}") from error
 
-    def render(self, messages: list[ChatMessage], *, add_generation_prompt: bool = True) -> list[int]:
+    def render(
+        self,
+        messages: list[ChatMessage],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
         """The conversation as tokens, ending with the assistant's header by default. Raises: ModelError."""
-        return self.encode(self.render_text(messages, add_generation_prompt=add_generation_prompt))
+        return self.encode(self.render_text(messages, tools=tools, add_generation_prompt=add_generation_prompt))
 
     def continuation(self, messages_after: list[ChatMessage], *, last_token: int | None = None) -> list[int]:
         """The tokens to append after a sampled assistant turn: its end, `messages_after`, the next turn's header.
@@ -117,15 +135,24 @@ class ChatTokenizer:
             return ids[1:]
         return ids
 
-    def _defused(self, message: ChatMessage) -> ChatMessage:
-        """The message with special tokens in its content broken up, so that no content can forge a turn."""
-        content = message.get("content")
-        if not isinstance(content, str):
-            return message
-        for special in self._specials:
-            if special in content:
-                content = content.replace(special, f"{special[0]}\u200b{special[1:]}")
-        return {**message, "content": content}
+    def turn(self, text: str) -> list[int]:
+        """The tokens of an assistant turn that says `text`, its end token included: as if they had been sampled.
+
+        Raises: ModelError when the template does not keep an assistant's text as it is.
+        """
+        end = [token for token in self.continuation([]) if token in self.eos_ids]
+        return [*self.encode(self._defused(text)), *end[:1]]
+
+    def _defused(self, value: Any) -> Any:
+        """Texts in messages or tools with special tokens broken up, so that none can forge a turn."""
+        if isinstance(value, str):
+            for special in self._specials:
+                if special in value:
+                    value = value.replace(special, f"{special[0]}\u200b{special[1:]}")
+            return value
+        if isinstance(value, dict):
+            return {key: self._defused(one) for key, one in value.items()}
+        return [self._defused(one) for one in value] if isinstance(value, list) else value
 
 
 def _template_environment() -> jinja2.Environment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -10,14 +11,19 @@ import httpx
 import msgspec
 
 from rl_core.engines.protocol import (
+    EVENTS_TYPE,
     MSGPACK_TYPE,
+    EndEvent,
     EngineStatus,
     ErrorBody,
+    FaultEvent,
     GenerateBody,
+    GenerateEvent,
     PauseBody,
     SlotState,
     SlotStatus,
     TargetBody,
+    TokenEvent,
 )
 from rl_core.errors import EngineBusy, EngineError, EngineUnreachable, RequestRefused, VersionUnavailable
 from rl_core.types import Generated, KvMode, PauseMode, SamplingParams, VersionRef
@@ -35,6 +41,9 @@ _ERRORS: Final[dict[int, type[EngineError]]] = {
     429: EngineBusy,
     503: EngineUnreachable,
 }
+_BY_CODE: Final[dict[str | None, type[EngineError]]] = {kind.code: kind for kind in (EngineError, *_ERRORS.values())}
+_EVENTS: Final = msgspec.json.Decoder(GenerateEvent)
+_DONE: Final = b"[DONE]"
 
 
 class EngineClient:
@@ -82,6 +91,24 @@ class EngineClient:
             return msgspec.msgpack.decode(response.content, type=Generated)
         except msgspec.DecodeError as error:
             raise EngineError(f"the engine's answer does not read: {error}; is it of another release?") from error
+
+    async def stream(self, body: GenerateBody) -> AsyncIterator[TokenEvent | EndEvent]:
+        """Generate token by token; the last event is the result. Closing the iterator aborts it in the engine.
+
+        Raises: as `generate`; EngineUnreachable too when the stream breaks off, EngineError when generation failed.
+        """
+        content = msgspec.json.encode(msgspec.structs.replace(body, stream=True))
+        try:
+            async with self._http.stream(
+                "POST", "/v1/generate", content=content, headers={"Accept": EVENTS_TYPE}
+            ) as response:
+                if not response.is_success:
+                    await response.aread()
+                    _raise_for(response)
+                async for event in _events_of(response):
+                    yield event
+        except httpx.HTTPError as error:
+            raise _unreachable(error, self._http.base_url) from error
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -186,6 +213,30 @@ class ControlClient:
             return msgspec.json.decode(response.content, type=EngineStatus)
         except msgspec.DecodeError as error:
             raise EngineError(f"the engine's answer does not read: {error}; is it of another release?") from error
+
+
+async def _events_of(response: httpx.Response) -> AsyncIterator[TokenEvent | EndEvent]:
+    """The events of a stream. The end is given once the body has been read, so that its connection is kept."""
+    pending, end = b"", None
+    async for chunk in response.aiter_raw():
+        *lines, pending = (pending + chunk).split(b"\n\n")
+        for line in lines:
+            data = line.removeprefix(b"data: ")
+            if data == _DONE:
+                continue
+            try:
+                event = _EVENTS.decode(data)
+            except msgspec.DecodeError as error:
+                raise EngineError(f"the engine's event does not read: {error}; is it of another release?") from error
+            if isinstance(event, FaultEvent):
+                raise _BY_CODE.get(event.error.code, EngineError)(event.error.message)
+            if isinstance(event, EndEvent):
+                end = event
+            else:
+                yield event
+    if end is None:
+        raise EngineUnreachable("the engine's stream ended without a result; it was stopped")
+    yield end
 
 
 def _unreachable(error: httpx.HTTPError, url: httpx.URL) -> EngineUnreachable:

@@ -70,6 +70,12 @@ def status_of(error: RlCoreError) -> int:
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
 
 
+def error_detail(error: RlCoreError) -> ErrorDetail:
+    """An error of the library in OpenAI's shape, for streams that have begun."""
+    kind = _TYPES.get(status_of(error), "server_error")
+    return ErrorDetail(message=str(error), type=kind, code=error.code, retryable=error.retryable)
+
+
 async def on_core_error(_: Request, error: Exception) -> Response:
     """Translate an error of the library."""
     assert isinstance(error, RlCoreError)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,21 +17,13 @@ from rl_core.engines.engine import Engine
 from rl_core.engines.http import json_response, read_body, wait_or_abort
 from rl_core.engines.openai_shapes import ChatShape, CompletionShape, Shape
 from rl_core.engines.protocol import ChatBody, CompletionBody, OpenAiBody, parse_version
-from rl_core.engines.request import ActiveSequence, OnToken
+from rl_core.engines.request import ActiveSequence
 from rl_core.engines.request import Request as EngineRequest
-from rl_core.engines.sampling import Sampled
-from rl_core.engines.streams import EventStream, TextStream
+from rl_core.engines.streams import EventStream, TextStream, TokenFeed
 from rl_core.errors import RlCoreError
 from rl_core.types import Generated
 
 DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's own default for /v1/completions
-
-
-class _Event(NamedTuple):
-    """One thing that a choice of a stream reports: a token, or its end."""
-
-    choice: int
-    token: Sampled | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,30 +115,27 @@ class OpenAiApi:
         return json_response(job.shape.whole(job.requests, results, sequences), headers=headers)
 
     def _stream(self, job: _Job) -> Response:
-        loop = asyncio.get_running_loop()
-        events: asyncio.Queue[_Event] = asyncio.Queue()
-        sequences = self._submit(job, (loop, events))
+        feed = TokenFeed()
+        sequences = self._submit(job, feed)
         version = self._engine.version(job.slot)
         return EventStream(
-            self._events(job, sequences, events),
+            self._events(job, sequences, feed),
             closed=lambda: self._abort(job, sequences),
             headers={"X-Slipway-Version": str(version or "")},
         )
 
-    def _submit(
-        self, job: _Job, listener: tuple[asyncio.AbstractEventLoop, asyncio.Queue[_Event]] | None
-    ) -> list[ActiveSequence]:
+    def _submit(self, job: _Job, feed: TokenFeed | None) -> list[ActiveSequence]:
         sequences: list[ActiveSequence] = []
         try:
             for choice, one in enumerate(job.requests):
-                on_token = None if listener is None else _listening(choice, *listener)
-                sequence = self._engine.submit(one, slot=job.slot, on_token=on_token)
-                sequences.append(sequence)
+                on_token = None if feed is None else feed.listener(choice)
+                sequences.append(self._engine.submit(one, slot=job.slot, on_token=on_token))
         except RlCoreError:
             self._abort(job, sequences)
             raise
-        if listener is not None:
-            _report_ends(sequences, *listener)
+        if feed is not None:
+            for choice, sequence in enumerate(sequences):
+                feed.watch(choice, sequence)
         return sequences
 
     def _abort(self, job: _Job, sequences: list[ActiveSequence]) -> None:
@@ -155,16 +143,14 @@ class OpenAiApi:
             if not sequence.future.done():
                 self._engine.abort(sequence, slot=job.slot)
 
-    async def _events(
-        self, job: _Job, sequences: list[ActiveSequence], events: asyncio.Queue[_Event]
-    ) -> AsyncIterator[Any]:
+    async def _events(self, job: _Job, sequences: list[ActiveSequence], feed: TokenFeed) -> AsyncIterator[Any]:
         texts = [TextStream(self._tokenizer, job.body.stops) for _ in sequences]
         for choice in range(len(sequences)):
             if (opening := job.shape.opening(choice)) is not None:
                 yield opening
         pending = len(sequences)
         while pending:
-            choice, token = await events.get()
+            choice, token = await feed.get()
             if token is not None:
                 yield job.shape.piece(choice, texts[choice].push(token.token), token)
                 continue
@@ -178,26 +164,6 @@ class OpenAiApi:
             yield job.shape.ending(choice, texts[choice].finish(result.text), result)
         if job.body.usage_in_stream:
             yield job.shape.usage_chunk(job.requests, [sequence.future.result() for sequence in sequences])
-
-
-def _listening(choice: int, loop: asyncio.AbstractEventLoop, events: asyncio.Queue[_Event]) -> OnToken:
-    """A listener that hands a choice's tokens from the decode thread to the event loop."""
-
-    def on_token(token: Sampled) -> None:
-        loop.call_soon_threadsafe(events.put_nowait, _Event(choice, token))
-
-    return on_token
-
-
-def _report_ends(
-    sequences: list[ActiveSequence], loop: asyncio.AbstractEventLoop, events: asyncio.Queue[_Event]
-) -> None:
-    for choice, sequence in enumerate(sequences):
-
-        def ended(_: object, choice: int = choice) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, _Event(choice, None))
-
-        sequence.future.add_done_callback(ended)
 
 
 def _version_header(results: list[Generated]) -> dict[str, str]:

@@ -13,9 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from rl_core.errors import SpecError
-from rl_core.types import KvMode, PauseMode, SamplingParams, VersionRef
+from rl_core.types import Generated, KvMode, PauseMode, SamplingParams, VersionRef
 
 MSGPACK_TYPE: Final = "application/msgpack"
+EVENTS_TYPE: Final = "text/event-stream"
 MAX_CHOICES: Final = 64
 MAX_STOPS: Final = 16
 MAX_TOP_LOGPROBS: Final = 20
@@ -38,7 +39,11 @@ class SlotState(StrEnum):
 
 
 class GenerateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/generate`: token in, token out. `session` names the caller's session in logs; reuse needs no hint."""
+    """`POST /v1/generate`: token in, token out. `session` names the caller's session in logs; reuse needs no hint.
+
+    With `stream` the answer is server-sent events: one `TokenEvent` for each token, an `EndEvent` (or a `FaultEvent`),
+    then `[DONE]`. `top_logprobs` likely alternatives come with each token of a stream.
+    """
 
     prompt_token_ids: list[int]
     sampling: SamplingParams = SamplingParams()
@@ -47,6 +52,12 @@ class GenerateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     slot: str | None = None
     return_routes: bool = False
     session: str | None = None
+    stream: bool = False
+    top_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise SpecError(f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}]")
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -262,6 +273,30 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of every answer that is an error."""
 
     error: ErrorDetail
+
+
+class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="token", omit_defaults=True):
+    """One sampled token. `version` is named with the first token that it sampled."""
+
+    token: int
+    logprob: float
+    version: str = ""
+    tops: list[tuple[int, float]] = []
+
+
+class EndEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="end"):
+    """The whole result, after its last token."""
+
+    result: Generated
+
+
+class FaultEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
+    """The generation broke off."""
+
+    error: ErrorDetail
+
+
+GenerateEvent = TokenEvent | EndEvent | FaultEvent
 
 
 def parse_version(text: str | None) -> VersionRef | None:

@@ -1,22 +1,60 @@
-"""Server-sent events: text as it can be shown, and a response that notices when its reader leaves."""
+"""Server-sent events: text as it can be shown, and a response that notices when its reader leaves. Imports no torch."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rl_core.engines.http import disconnected
-from rl_core.engines.request import TextCodec
 from rl_core.engines.stops import cut_at_stop
+
+if TYPE_CHECKING:
+    from rl_core.engines.request import ActiveSequence, OnToken, TextCodec
+    from rl_core.engines.sampling import Sampled
 
 # How many tokens of context a decoder needs so that the text of the next one is right.
 _CONTEXT_TOKENS: Final = 8
 _PARTIAL: Final = "\ufffd"
+
+
+class StreamEvent(NamedTuple):
+    """One thing that a choice of a stream reports: a token, or its end."""
+
+    choice: int
+    token: Sampled | None
+
+
+class TokenFeed:
+    """Hands tokens and ends of sequences from the decode thread to the event loop that made the feed."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[StreamEvent] = asyncio.Queue()
+
+    def listener(self, choice: int) -> OnToken:
+        """What the engine calls with each token of a choice."""
+
+        def on_token(token: Sampled) -> None:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, StreamEvent(choice, token))
+
+        return on_token
+
+    def watch(self, choice: int, sequence: ActiveSequence) -> None:
+        """Report the end of a choice's sequence, after its tokens."""
+
+        def ended(_: object) -> None:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, StreamEvent(choice, None))
+
+        sequence.future.add_done_callback(ended)
+
+    async def get(self) -> StreamEvent:
+        """The next event."""
+        return await self._events.get()
 
 
 class TextStream:
