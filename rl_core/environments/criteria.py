@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -39,6 +39,7 @@ class CriterionKind(StrEnum):
     EXACT = "exact"  # the last turn is a given text
     REGEX = "regex"  # the last turn matches a pattern
     MAX_LENGTH = "max_length"  # the last turn is short enough
+    STATES_FACT = "states_fact"  # the last turn has one of the reference's key words
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -105,9 +106,10 @@ class RegexParams(_Params, frozen=True):
 
 
 class MaxLengthParams(_Params, frozen=True):
-    """The most words the last turn may have."""
+    """The most words the last turn may have, and the fewest."""
 
     words: int
+    at_least: int = 0
 
 
 async def _tool_ran(graded: Graded, _: NoParams) -> Verdict:
@@ -176,7 +178,13 @@ async def _regex(graded: Graded, params: RegexParams) -> Verdict:
 
 async def _max_length(graded: Graded, params: MaxLengthParams) -> Verdict:
     words = len(graded.last_turn.split())
-    return Verdict(float(words <= params.words), f"{words} words, at most {params.words}")
+    wanted = f"{params.at_least} to {params.words}" if params.at_least else f"at most {params.words}"
+    return Verdict(float(params.at_least <= words <= params.words), f"{words} words, {wanted}")
+
+
+async def _states_fact(graded: Graded, _: NoParams) -> Verdict:
+    found = first_fact(graded.last_turn, graded.reference("fact"))
+    return Verdict(float(bool(found)), f"says {found}" if found else "has none of the key words")
 
 
 @dataclass(frozen=True)
@@ -197,6 +205,7 @@ CRITERIA: dict[CriterionKind, CriterionType] = {
     CriterionKind.EXACT: CriterionType(ExactParams, _exact),
     CriterionKind.REGEX: CriterionType(RegexParams, _regex),
     CriterionKind.MAX_LENGTH: CriterionType(MaxLengthParams, _max_length),
+    CriterionKind.STATES_FACT: CriterionType(NoParams, _states_fact),
 }
 
 
@@ -209,6 +218,15 @@ def defined_functions(code: str) -> set[str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def first_fact(text: str, words: Sequence[str]) -> str:
+    """The first of the key words that the text has, or nothing. A word with a star at its end is a stem."""
+    for word in words:
+        pattern = re.escape(word.removesuffix("*")) + (r"\w*" if word.endswith("*") else "")
+        if re.search(rf"(?i)(?<!\w){pattern}(?!\w)", text[:_MAX_MATCHED_CHARS]):
+            return word
+    return ""
 
 
 def _number(text: str) -> Fraction | None:

@@ -18,14 +18,15 @@ class Environment:
     """One environment. Pure data and functions: any process can hold it.
 
     `messages` renders a task as the conversation's opening, worked examples included. `open_world` makes the world
-    that serves every session of a worker; it raises SandboxRefused when `needs_sandbox` and none is given.
+    that serves every session of a worker; it raises SandboxRefused when `needs_sandbox` and none is given. Without a
+    `tool` an episode is one reply.
     `demonstration` gives the assistant turns of a perfect attempt: for the contract test, and for fine-tuning.
     """
 
     slug: str
     title: str
     description: str
-    tool: ToolSyntax
+    tool: ToolSyntax | None
     tool_role: Role
     needs_sandbox: bool
     rubric: Rubric

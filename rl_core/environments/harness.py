@@ -105,7 +105,8 @@ class Harness:
         """A session that has said nothing yet: the task's prompt, rendered once."""
         opening = self._environment.messages(task)
         prompt_ids = self._chat.render([{"role": m.role.value, "content": m.content} for m in opening])
-        stop = tuple(dict.fromkeys((*sampling.stop, self._environment.tool.close)))
+        tool = self._environment.tool
+        stop = tuple(dict.fromkeys((*sampling.stop, tool.close))) if tool else sampling.stop
         sampling = msgspec.structs.replace(sampling, stop=stop, seed=None)
         segment = TokenSegment(
             token_ids=prompt_ids,
@@ -141,19 +142,19 @@ class Harness:
         generated = await policy.generate(list(segment.token_ids), sampling)
         _check(generated)
         text = self._chat.decode(generated.token_ids)
-        call = parse_call(self._environment.tool, text)
-        result = None
-        if isinstance(call, Call):
-            tool = self._environment.tool.name
-            result = await world.call(task=session.task, tool=tool, arguments=call.arguments)
-        elif call is NoCall.MALFORMED:
-            result = ToolResult(text=self._environment.tool.complaint, ok=False)
+        tool, result, arguments = self._environment.tool, None, text
+        call = parse_call(tool, text) if tool else NoCall.ABSENT
+        if tool and isinstance(call, Call):
+            arguments = call.arguments
+            result = await world.call(task=session.task, tool=tool.name, arguments=arguments)
+        elif tool and call is NoCall.MALFORMED:
+            result = ToolResult(text=tool.complaint, ok=False)
         _append_turn(session, generated, text)
-        if result is None:
+        if tool and result:
+            self._append_result(session, generated, tool.name, arguments, result)
+        else:
             cut = generated.finish_reason is FinishReason.LENGTH
             _end(session, Ending.TRUNCATED if cut else Ending.TERMINATED)
-        else:
-            self._append_result(session, generated, call.arguments if isinstance(call, Call) else text, result)
 
     def _room(self, session: Session) -> int:
         """How many tokens the next turn may sample."""
@@ -166,12 +167,14 @@ class Harness:
             room = min(room, limits.max_sampled_tokens - session.trajectory.sampled_tokens())
         return room
 
-    def _append_result(self, session: Session, generated: Generated, arguments: str, result: ToolResult) -> None:
+    def _append_result(
+        self, session: Session, generated: Generated, tool: str, arguments: str, result: ToolResult
+    ) -> None:
         """Record the call, and give its result to the policy if there is a next turn."""
         trajectory = session.trajectory
         trajectory.tool_calls.append(
             ToolCall(
-                tool=self._environment.tool.name,
+                tool=tool,
                 arguments=arguments,
                 result=result.text,
                 ok=result.ok,
@@ -183,7 +186,7 @@ class Harness:
             role=Role.TOOL,
             content=result.text,
             parent=len(trajectory.messages) - 1,
-            name=self._environment.tool.name,
+            name=tool,
         )
         if result.solved or session.turn >= session.limits.max_turns:
             trajectory.messages.append(message)

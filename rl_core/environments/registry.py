@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rl_core.environments import code_repair, word_problems
+from rl_core.environments import code_repair, short_replies, word_problems
 from rl_core.environments.environment import Environment
 
 ENVIRONMENTS: dict[str, Environment] = {
-    environment.slug: environment for environment in (word_problems.ENVIRONMENT, code_repair.ENVIRONMENT)
+    environment.slug: environment
+    for environment in (word_problems.ENVIRONMENT, code_repair.ENVIRONMENT, short_replies.ENVIRONMENT)
 }

@@ -85,11 +85,16 @@ async def test_its_demonstrations_earn_everything_and_silence_nothing(environmen
     for task in sample:
         perfect = await reward_of(environment, chat, task, environment.demonstration(task), sandbox)
         assert perfect == (1.0, Ending.TERMINATED)
-    assert await reward_of(environment, chat, sample[0], ["I do not know."], sandbox) == (0.0, Ending.TERMINATED)
+    assert await reward_of(environment, chat, sample[0], [""], sandbox) == (0.0, Ending.TERMINATED)
+    evasive, _ = await reward_of(environment, chat, sample[0], ["I do not know."], sandbox)
+    assert evasive < 1.0 if environment.tool is None else evasive == 0.0
 
 
 @every_environment
 def test_its_examples_speak_its_own_tool_syntax(environment):
+    if environment.tool is None:
+        assert environment.max_turns == 1
+        return
     opening = environment.messages(environment.build_task_set().tasks[0])
     calls = [m.content for m in opening if m.role is Role.ASSISTANT and environment.tool.open in m.content]
     assert len(calls) >= 2

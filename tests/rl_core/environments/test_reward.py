@@ -41,6 +41,22 @@ async def value(kind, params, trajectory, sandbox=None, **reference):
     return score.value if score.error is None else score.error
 
 
+@pytest.mark.parametrize(
+    ("text", "fact", "expected"),
+    [
+        ("It has Eight legs.", ["8", "eight"], 1.0),
+        ("It has eighty legs.", ["8", "eight"], 0.0),
+        ("It has 8 legs.", ["8", "eight"], 1.0),
+        ("About 80.", ["8"], 0.0),
+        ("They are acorns.", ["acorn*"], 1.0),
+        ("They are popcorns.", ["corn*"], 0.0),
+        ("A (b).", ["(b)"], 1.0),
+    ],
+)
+async def test_a_fact_is_a_whole_word_or_a_stem(text, fact, expected):
+    assert await value("states_fact", {}, a_trajectory(text), fact=fact) == expected
+
+
 def test_every_kind_has_a_row():
     assert set(CRITERIA) == set(CriterionKind)
 
@@ -69,6 +85,8 @@ def test_every_kind_has_a_row():
         ("regex", {"pattern": "sorry", "absent": True}, a_trajectory("sorry"), 0.0),
         ("max_length", {"words": 2}, a_trajectory("a b"), 1.0),
         ("max_length", {"words": 2}, a_trajectory("a b c"), 0.0),
+        ("max_length", {"words": 2, "at_least": 1}, a_trajectory("a"), 1.0),
+        ("max_length", {"words": 2, "at_least": 1}, a_trajectory(""), 0.0),
         ("visible_tests", {}, a_trajectory("x", calls=[("PASS", True)]), 1.0),
         ("visible_tests", {}, a_trajectory("x", calls=[("PASS", True), ("no", False)]), 0.0),
         ("hidden_tests", {}, a_trajectory("x", calls=[("no", False)]), 0.0),
