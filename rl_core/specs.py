@@ -6,6 +6,7 @@ the offending key. Defaults are those of the demonstration on a two-core machine
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -24,14 +25,20 @@ class AdvantageKind(StrEnum):
     GRPO = "grpo"  # the same over the group's standard deviation
     RLOO = "rloo"  # reward minus the mean of the others
     RESPONDERS = "responders"  # single attempts: reward minus the mean of all that answered
+    STRATA = "strata"  # single attempts: reward minus a shrunken mean of the others of its stratum, and of its user
 
 
 class LossKind(StrEnum):
-    """Which policy-gradient loss."""
+    """Which loss: of tokens, against the policy that sampled them, or of sequences, against a reference policy."""
 
     PG_TIS = "pg_tis"  # token-level policy gradient, truncated importance sampling
     ICEPOP = "icepop"  # the same, tokens with a ratio out of bounds masked
     PPO_CLIP = "ppo_clip"  # the clipped surrogate between ratio_low and ratio_high; for several steps on one window
+    KTO = "kto"  # sequences that were liked or not, one by one
+    DPO = "dpo"  # pairs: what should have been said against what was said
+
+
+PREFERENCE_LOSSES = frozenset({LossKind.KTO, LossKind.DPO})
 
 
 class KlEstimator(StrEnum):
@@ -81,6 +88,10 @@ class LossSpec(_Spec, frozen=True, kw_only=True):
     replay_plausibility: float = 0.0
 
     def __post_init__(self) -> None:
+        self._require(
+            self.kind not in PREFERENCE_LOSSES,
+            f"loss.kind must be a policy-gradient loss, not {self.kind}; see a real-time stage's preference",
+        )
         self._require(self.tis_cap > 0, f"tis_cap must be positive, not {self.tis_cap}")
         self._require(0 <= self.ratio_low < self.ratio_high, "ratio_low must be below ratio_high")
         self._require(
@@ -127,13 +138,130 @@ class RlStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
         )
 
 
+class StratumKey(StrEnum):
+    """What makes generations of a window alike enough to share a baseline or a response rate."""
+
+    NONE = "none"  # all are one stratum
+    PROMPT = "prompt"  # the same prompt, token by token
+    SESSION = "session"
+    USER = "user"
+    TAG = "tag"  # the value of one tag of their feedback
+
+
+class WindowArm(StrEnum):
+    """Which arm of a lane answered."""
+
+    PROMOTED = "promoted"
+    CANARY = "canary"
+
+
+class WindowSpec(_Spec, frozen=True, kw_only=True):
+    """Which generations of a lane are trained on. A limit of 0 is off.
+
+    `limit` newest generations are read. `user_cap` is how many of one user's are taken, so that nobody steers the model
+    alone; `repeat_cap` how many of one user's to one prompt. Whoever gives more than `events_an_hour` within any hour
+    is taken for a program. An actor whose mean reward is more than `outlier_deviations` standard deviations from
+    everybody's, on at least `outlier_minimum` answers, is left out. `weight_cap` bounds what an answer of those who
+    seldom answer counts; the rates are those of `weigh_by`.
+    """
+
+    limit: int = 2000
+    arms: tuple[WindowArm, ...] = (WindowArm.PROMOTED,)
+    user_cap: int = 20
+    repeat_cap: int = 3
+    events_an_hour: int = 240
+    outlier_deviations: float = 4.0
+    outlier_minimum: int = 8
+    weigh_by: StratumKey = StratumKey.USER
+    weight_cap: float = 4.0
+
+    def __post_init__(self) -> None:
+        self._require(2 <= self.limit <= 50_000, f"limit must be in [2, 50000], not {self.limit}")
+        self._require(len(self.arms) >= 1, "arms must name at least one arm")
+        for name in ("user_cap", "repeat_cap", "events_an_hour", "outlier_deviations"):
+            self._require(getattr(self, name) >= 0, f"{name} must be 0 (off) or positive, not {getattr(self, name)}")
+        self._require(self.outlier_minimum >= 2, f"outlier_minimum must be at least 2, not {self.outlier_minimum}")
+        self._require(self.weigh_by is not StratumKey.TAG, "weigh_by cannot be tag: who is silent sends no tags")
+        self._require(self.weight_cap >= 1, f"weight_cap must be at least 1, not {self.weight_cap}")
+
+
+class BaselineSpec(_Spec, frozen=True, kw_only=True):
+    """What a reward of a window is compared with under `AdvantageKind.STRATA`: see `rl_core.windows.advantages`."""
+
+    stratum: StratumKey = StratumKey.PROMPT
+    tag: str = ""
+    user_offset: bool = True
+
+    def __post_init__(self) -> None:
+        self._require(
+            (self.stratum is StratumKey.TAG) == bool(self.tag), "tag must be named exactly when stratum is tag"
+        )
+
+
+class PreferenceSpec(_Spec, frozen=True, kw_only=True):
+    """KTO and DPO beside the policy gradient; a weight of 0 leaves one off. The reference is the window's version.
+
+    KTO takes answers that were not sampled from the whole distribution: liked from a reward of `desirable_from` on.
+    DPO takes answers to which a person gave a better one: the demonstration is chosen, the answer rejected. A
+    demonstration is cut after `max_tokens`.
+    """
+
+    kto_weight: float = 1.0
+    dpo_weight: float = 1.0
+    beta: float = 0.1
+    desirable_from: float = 0.5
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+    max_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("kto_weight", "dpo_weight", "desirable_weight", "undesirable_weight"):
+            self._require(getattr(self, name) >= 0, f"{name} must be 0 (off) or positive, not {getattr(self, name)}")
+        self._require(self.beta > 0, f"beta must be positive, not {self.beta}")
+        self._require(self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}")
+        self._require(-1 <= self.desirable_from <= 1, f"desirable_from must be in [-1, 1], not {self.desirable_from}")
+
+
+class ReplaySpec(_Spec, frozen=True, kw_only=True):
+    """Rollouts of simulated tasks by the window's version, mixed into its batch against forgetting.
+
+    `share` of the batch's attempts are replayed, in whole groups; 0 is off. They train on their group's mean.
+    """
+
+    share: float = 0.0
+    environment: str = "word-problems"
+    task_set: str = "word-problems"
+    rubric: str = "word-problems"
+    group_size: int = 8
+    sampling: SamplingParams = SamplingParams(max_tokens=20)
+    max_turns: int = 2
+    max_context_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        self._require(0 <= self.share <= 0.9, f"share must be in [0, 0.9], not {self.share}")
+        self._require(self.group_size >= 2, f"group_size must be at least 2, not {self.group_size}")
+        self._require(self.max_turns >= 1, f"max_turns must be at least 1, not {self.max_turns}")
+        self._require(self.max_context_tokens >= 64, "max_context_tokens must be at least 64")
+        self._require(
+            self.sampling.trainable, "sampling for training must be untruncated: temperature > 0, top_p 1, top_k 0"
+        )
+
+    def groups(self, attempts: int) -> int:
+        """How many groups make `share` of a batch that has `attempts` others, rounded up."""
+        return math.ceil(self.share * attempts / ((1 - self.share) * self.group_size))
+
+
 class RealtimeStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="realtime"):
     """RL on one window of a lane's generations and their feedback: few large steps, moments reset."""
 
     lane: str
     minimum_answers: int = 40
     optimizer_steps: int = 2
-    loss: LossSpec = LossSpec(kind=LossKind.PPO_CLIP, advantage=AdvantageKind.RESPONDERS, ratio_low=0.7, ratio_high=1.5)
+    window: WindowSpec = WindowSpec()
+    baseline: BaselineSpec = BaselineSpec()
+    preference: PreferenceSpec = PreferenceSpec()
+    replay: ReplaySpec = ReplaySpec()
+    loss: LossSpec = LossSpec(kind=LossKind.PPO_CLIP, advantage=AdvantageKind.STRATA, ratio_low=0.7, ratio_high=1.5)
     optimizer: OptimizerSpec = OptimizerSpec(learning_rate=1e-4)
     evaluation_task_set: str = "word-problems"
     evaluation_rubric: str = "word-problems"
@@ -144,6 +272,10 @@ class RealtimeStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="rea
         self._require(self.minimum_answers >= 2, f"minimum_answers must be at least 2, not {self.minimum_answers}")
         self._require(self.optimizer_steps >= 1, "optimizer_steps must be at least 1")
         self._require(self.eval_tasks >= 1, "eval_tasks must be at least 1")
+        self._require(
+            self.loss.advantage in (AdvantageKind.RESPONDERS, AdvantageKind.STRATA),
+            f"loss.advantage must be responders or strata, not {self.loss.advantage}: a window has single attempts",
+        )
 
 
 Stage = RlStage | RealtimeStage

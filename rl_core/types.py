@@ -23,6 +23,14 @@ class StageKind(StrEnum):
     REALTIME = "realtime"  # RL on a window of production generations and feedback
 
 
+class Objective(StrEnum):
+    """What a trajectory of a batch is trained by."""
+
+    POLICY_GRADIENT = "policy_gradient"
+    KTO = "kto"  # liked or not
+    DPO = "dpo"  # rejected for what a person wrote instead
+
+
 class ClusterRole(StrEnum):
     """What a cluster's replicas are for."""
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rl_core.specs import AdvantageKind
+from rl_core.windows.advantages import Attempt, window_advantages
 
 STD_FLOOR = 1e-6
 
@@ -70,9 +71,20 @@ def responders(rewards: Tensor, groups: list[Tensor]) -> Tensor:
     return rewards - rewards.mean()
 
 
+def strata(rewards: Tensor, groups: list[Tensor]) -> Tensor:
+    """Reward minus the shrunken mean of the others of its group: single attempts, a group is a stratum of prompts.
+
+    Source: see `rl_core.windows.advantages`, which also knows users and weights.
+    """
+    names = {index: str(number + 1) for number, group in enumerate(groups) for index in group.tolist()}
+    attempts = [Attempt(reward, stratum=names[index]) for index, reward in enumerate(rewards.tolist())]
+    return torch.tensor(window_advantages(AdvantageKind.STRATA, attempts), dtype=rewards.dtype)
+
+
 ADVANTAGES: dict[AdvantageKind, Advantage] = {
     AdvantageKind.DR_GRPO: dr_grpo,
     AdvantageKind.GRPO: grpo,
     AdvantageKind.RLOO: rloo,
     AdvantageKind.RESPONDERS: responders,
+    AdvantageKind.STRATA: strata,
 }

@@ -1,11 +1,12 @@
 """The gradient of one minibatch: packs in shuffled order, one at a time, each forward, loss and backward.
 
-Sequences whose advantage is exactly 0 send no gradient under any loss: they run forward only, for the metrics.
+Sequences that nothing pushes (an advantage of exactly 0, no preference) send no gradient under any loss: they run
+forward only, for the metrics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +19,14 @@ from rl_core.models.transformer import Replay, Transformer
 from rl_core.specs import LossSpec
 from rl_core.trainer.batch import PreparedBatch
 from rl_core.trainer.losses import token_loss
+from rl_core.types import Objective
 
 Progress = Callable[[dict[str, Any]], None]
 
 
 @dataclass(slots=True)
 class TokenRecords:
-    """What was seen of the trained tokens, over all packs. Tensors are [m] each, one a pack."""
+    """What was seen of the policy gradient's tokens, over all packs. Tensors are [m] each, one a pack."""
 
     loss: float = 0.0
     logprobs: list[Tensor] = field(default_factory=list)
@@ -33,6 +35,7 @@ class TokenRecords:
     entropies: list[Tensor] = field(default_factory=list)
     masked: int = 0
     capped: int = 0
+    preference_tokens: int = 0
     computed_tokens: int = 0
     routing: RoutingCounts = field(default_factory=RoutingCounts)
 
@@ -41,8 +44,9 @@ class TokenRecords:
 class Minibatch:
     """Sequences (indices into the batch) with what each token is weighed by.
 
-    `advantages` [B] is per sequence of the batch; `reference` [B] of [T] logprobs, or None; `normaliser` divides the
-    summed token loss.
+    `advantages` [B] is per sequence of the batch, weights included; `reference` [B] of [T] logprobs, or None;
+    `normaliser` divides the summed token loss. `pushes` [B] is what preferences multiply the logprobs of a sequence
+    by; those sequences have no advantage.
     """
 
     batch: PreparedBatch
@@ -50,6 +54,7 @@ class Minibatch:
     advantages: Tensor
     reference: tuple[Tensor, ...] | None
     normaliser: float
+    pushes: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,8 @@ def accumulate_gradient(
 
 
 def _packs(minibatch: Minibatch, settings: GradientSettings, *, silent: bool) -> list[tuple[Pack, list[int]]]:
-    members = [m for m in minibatch.members if (float(minibatch.advantages[m]) == 0.0) == silent]
+    still = (minibatch.advantages == 0.0) & (minibatch.pushes == 0.0)
+    members = [m for m in minibatch.members if bool(still[m]) == silent]
     sequences: list[TrainSequence] = [minibatch.batch.sequences[m] for m in members]
     if not sequences:
         return []
@@ -113,29 +119,31 @@ def _run(
 ) -> None:
     out = model.forward(pack, replay=settings.replay, train=train)
     behaviour = gather_tokens(pack, members, minibatch.batch.behaviour)
-    advantages = minibatch.advantages[torch.tensor(members)[pack.owner]]
-    tokens = token_loss(out.logprobs, behaviour, advantages, settings.loss)
+    owners = torch.tensor(members)[pack.owner]
+    tokens = token_loss(out.logprobs, behaviour, minibatch.advantages[owners], settings.loss)
     loss = tokens.loss.sum() * (settings.loss.scale / minibatch.normaliser)
     if train:
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss + (minibatch.pushes[owners] * out.logprobs).sum()).backward()  # type: ignore[no-untyped-call]
+    sampled = torch.tensor([minibatch.batch.objective(m) is Objective.POLICY_GRADIENT for m in members])[pack.owner]
     records.loss += loss.item()
-    records.logprobs.append(out.logprobs.detach())
-    records.behaviour.append(behaviour)
-    records.entropies.append(out.entropies)
+    records.logprobs.append(out.logprobs.detach()[sampled])
+    records.behaviour.append(behaviour[sampled])
+    records.entropies.append(out.entropies[sampled])
     if minibatch.reference is not None:
-        records.reference.append(gather_tokens(pack, members, minibatch.reference))
-    records.masked += int(tokens.masked.sum())
-    records.capped += int(tokens.capped.sum())
+        records.reference.append(gather_tokens(pack, members, minibatch.reference)[sampled])
+    records.masked += int(tokens.masked[sampled].sum())
+    records.capped += int(tokens.capped[sampled].sum())
+    records.preference_tokens += int((~sampled).sum())
     records.computed_tokens += len(pack.tokens)
     records.routing.add(out.routing)
 
 
-def score_batch(
-    model: Transformer, batch: PreparedBatch, *, settings: GradientSettings, progress: Progress
+def score_sequences(
+    model: Transformer, sequences: Sequence[TrainSequence], *, settings: GradientSettings, progress: Progress
 ) -> tuple[Tensor, ...]:
-    """Logprobs of the batch's targets under `model`, forward only. Shapes: [B] of [T], 0 where not trained on."""
-    tables = tuple(torch.zeros(len(sequence.token_ids)) for sequence in batch.sequences)
-    packs = build_packs(batch.sequences, token_budget=settings.token_budget)
+    """Logprobs of the sequences' targets under `model`, forward only. Shapes: [B] of [T], 0 where not trained on."""
+    tables = tuple(torch.zeros(len(sequence.token_ids)) for sequence in sequences)
+    packs = build_packs(sequences, token_budget=settings.token_budget)
     for done, pack in enumerate(packs):
         progress({"phase": "reference", "done": done, "total": len(packs)})
         logprobs = model.forward(pack, replay=settings.replay, train=False).logprobs.tolist()

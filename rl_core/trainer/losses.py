@@ -1,6 +1,7 @@
-"""Policy-gradient losses per token. Pure functions, one for each `LossKind`; sums over tokens are normalised elsewhere.
+"""Losses: pure functions, one for each `LossKind`; sums are normalised elsewhere.
 
-ρ = exp(logprob − behaviour logprob) is the ratio of the trained policy to the one that sampled.
+Policy-gradient losses are per token: ρ = exp(logprob − behaviour logprob) is the ratio of the trained policy to the one
+that sampled. Preference losses are per sequence: r = log π(y|x) − log π_ref(y|x), summed over the sequence's tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rl_core.specs import LossKind, LossSpec
+from rl_core.specs import LossKind, LossSpec, PreferenceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +68,29 @@ def ppo_clip(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, spec: Loss
 
 
 LOSSES: dict[LossKind, Loss] = {LossKind.PG_TIS: pg_tis, LossKind.ICEPOP: icepop, LossKind.PPO_CLIP: ppo_clip}
+
+PreferenceLoss = Callable[[Tensor, Tensor, Tensor, PreferenceSpec], Tensor]
+
+
+def kto(ratios: Tensor, against: Tensor, labels: Tensor, spec: PreferenceSpec) -> Tensor:
+    """λ (1 − σ(±β (r − z))) of each answer: + and λ_D where it was liked (label > 0), − and λ_U where it was not.
+
+    Source: Ethayarajh et al. 2024, KTO (arXiv:2402.01306), eq. 7 and 8. z, the same for all and without a gradient, is
+    the KL of the trained policy to the reference: `against`. Shapes: [N] each.
+    """
+    liked = labels > 0
+    gain = torch.sigmoid(spec.beta * torch.where(liked, ratios - against.detach(), against.detach() - ratios))
+    weight = torch.where(liked, spec.desirable_weight, spec.undesirable_weight)
+    return weight * (1 - gain)
+
+
+def dpo(ratios: Tensor, against: Tensor, labels: Tensor, spec: PreferenceSpec) -> Tensor:
+    """−log σ(β (r_chosen − r_rejected)) of each pair; `ratios` are of the chosen, `against` of the rejected.
+
+    Source: Rafailov et al. 2023, DPO (arXiv:2305.18290), eq. 7. Shapes: [N] each.
+    """
+    del labels
+    return -torch.nn.functional.logsigmoid(spec.beta * (ratios - against))
+
+
+PREFERENCES: dict[LossKind, PreferenceLoss] = {LossKind.KTO: kto, LossKind.DPO: dpo}

@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+from rl_core.types import Objective
+
 
 class Op(StrEnum):
     """What the trainer process can be asked."""
@@ -37,7 +39,9 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """One step in numbers. Means are over trained tokens unless they say otherwise; nats; None: not measured.
 
     `k1_behaviour`, `k3_behaviour` estimate KL(behaviour ‖ trained policy), see `mismatch`; `kl_reference_k1` is
-    k1 between the trained policy and the run's first version. Shares are in [0, 1].
+    k1 between the trained policy and the run's first version. Shares are in [0, 1]. What the policy gradient trains
+    is meant throughout, but for the `preference_` numbers: those are of KTO and DPO, the margin being by how much
+    the log-ratio of what was liked or chosen is above that of what was not.
     """
 
     step: int
@@ -47,13 +51,13 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     loss: float
     grad_norm: float
     clipped: bool
-    entropy: float
-    k1_behaviour: float
-    k3_behaviour: float
-    max_ratio: float
-    ess: float
-    share_masked: float
-    share_capped: float
+    entropy: float | None
+    k1_behaviour: float | None
+    k3_behaviour: float | None
+    max_ratio: float | None
+    ess: float | None
+    share_masked: float | None
+    share_capped: float | None
     kl_reference_k1: float | None
     routing_disagreement: float | None
     share_routes_dropped: float | None
@@ -65,6 +69,10 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens: int
     sequence_tokens: int
     optimizer_steps: int
+    preference_rollouts: int
+    preference_tokens: int
+    preference_loss: float | None
+    preference_margin: float | None
     seconds: float
     cpu_seconds: float
 
@@ -82,12 +90,20 @@ class BaseRef(_Request, frozen=True, kw_only=True):
 
 
 class RolloutRef(_Request, frozen=True, kw_only=True):
-    """A scored rollout: `blob` is the object key of its trajectory."""
+    """A scored rollout: `blob` is the object key of its trajectory.
+
+    `advantage` None leaves it to the stage's `loss.advantage`; under KTO it is +1 for liked, −1 for disliked. `weight`
+    is how much the rollout counts. `demonstration` is what should have been said, for DPO.
+    """
 
     id: str
     group: str
     reward: float
     blob: str
+    advantage: float | None = None
+    weight: float = 1.0
+    objective: Objective = Objective.POLICY_GRADIENT
+    demonstration: str = ""
 
 
 class OpenRequest(_Request, frozen=True, kw_only=True, tag_field="op", tag=Op.OPEN.value):

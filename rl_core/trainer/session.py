@@ -120,7 +120,16 @@ class Session:
             )
         progress({"phase": "read", "total": len(request.rollouts)})
         rollouts = [
-            TrainRollout(ref.id, ref.group, ref.reward, Trajectory.from_bytes(self._store.get(ref.blob)))
+            TrainRollout(
+                ref.id,
+                ref.group,
+                ref.reward,
+                Trajectory.from_bytes(self._store.get(ref.blob)),
+                advantage=ref.advantage,
+                weight=ref.weight,
+                objective=ref.objective,
+                demonstration=ref.demonstration,
+            )
             for ref in request.rollouts
         ]
         seconds["read"] = time.perf_counter() - started

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rl_core.chat import ChatTokenizer
 from rl_core.errors import RlCoreError, TrainerError, TrainerLost
 from rl_core.models.architecture import read_architecture
 from rl_core.models.checkpoint import read_checkpoint, write_checkpoint
+from rl_core.models.packing import TrainSequence
 from rl_core.models.parameters import ComputeDtype, Parameters, pick_compute_dtype
 from rl_core.models.transformer import Transformer
-from rl_core.specs import KlEstimator, LossSpec, OptimizerSpec, RealtimeStage, Stage
+from rl_core.specs import KlEstimator, LossSpec, OptimizerSpec, PreferenceSpec, RealtimeStage, Stage
 from rl_core.trainer.advantages import compute_advantages
 from rl_core.trainer.batch import PreparedBatch, TrainRollout, prepare_batch
 from rl_core.trainer.gradient import (
@@ -28,11 +31,13 @@ from rl_core.trainer.gradient import (
     Progress,
     TokenRecords,
     accumulate_gradient,
-    score_batch,
+    score_sequences,
 )
 from rl_core.trainer.memory import cpu_seconds, release_freed
 from rl_core.trainer.messages import StepMetrics
-from rl_core.trainer.mismatch import measure_mismatch
+from rl_core.trainer.metrics import step_metrics
+from rl_core.trainer.preference import Preferences, Push
+from rl_core.types import Objective
 
 TOKEN_BUDGET = 1280  # computed tokens a pack: about 0.7 MB of activations each for a 135 M model in fp32
 
@@ -97,16 +102,29 @@ class Trainer:
         minibatch of a window failed: go back to a checkpoint.
         """
         started, cpu_started = time.perf_counter(), cpu_seconds()
-        batch = prepare_batch(rollouts, self.arch, replay=self.loss_spec.router_replay)
+        batch = self._prepare(rollouts)
         drawn = self.generator.get_state()
         reference = self._score_reference(batch, progress)
         advantages = self._advantages(batch, reference)
         records = TokenRecords()
         norms: list[float] = []
+        pushes: list[Push] = []
         try:
-            for members in self._minibatches(batch):
-                minibatch = Minibatch(batch, members, advantages, reference, self._normaliser(batch, members))
+            minibatches = self._minibatches(batch)
+            preferences = Preferences(batch, minibatches, self._preference_spec, partial(self._sums, progress=progress))
+            for number, members in enumerate(minibatches):
+                push = preferences.push(number)
+                attempts = len({batch.rollout_of[s] for s in members})
+                minibatch = Minibatch(
+                    batch,
+                    members,
+                    advantages,
+                    reference,
+                    normaliser=attempts * self._most_tokens(batch),
+                    pushes=push.coefficients / attempts,
+                )
                 norms.append(self._update(minibatch, records, progress, first=not norms))
+                pushes.append(push)
         except RlCoreError as error:
             if norms:
                 raise TrainerLost(f"the window's step broke off after {len(norms)} updates: {error}") from error
@@ -114,11 +132,15 @@ class Trainer:
             raise
         self.steps += 1
         release_freed()
-        return self._metrics(
+        return step_metrics(
             batch,
             advantages,
             records,
             norms,
+            pushes,
+            step=self.steps,
+            clip_norm=self.stage.optimizer.clip_norm,
+            top_k=self.arch.top_k,
             seconds=time.perf_counter() - started,
             cpu_seconds=cpu_seconds() - cpu_started,
         )
@@ -158,12 +180,33 @@ class Trainer:
         hand = {rollout: place % steps for place, rollout in enumerate(r for r in dealt if r in set(batch.rollout_of))}
         return [tuple(s for s in everything if hand[batch.rollout_of[s]] == step) for step in range(steps)]
 
-    def _normaliser(self, batch: PreparedBatch, members: tuple[int, ...]) -> float:
-        """Dr. GRPO's constant: attempts times the most tokens one may have."""
-        attempts = len({batch.rollout_of[s] for s in members})
+    def _most_tokens(self, batch: PreparedBatch) -> float:
+        """Dr. GRPO's constant: the most tokens that one attempt may have."""
         if isinstance(self.stage, RealtimeStage):
-            return float(attempts * batch.longest_rollout_tokens())
-        return float(attempts * self.stage.sampling.max_tokens * self.stage.max_turns)
+            return float(batch.longest_rollout_tokens())
+        return float(self.stage.sampling.max_tokens * self.stage.max_turns)
+
+    def _prepare(self, rollouts: Sequence[TrainRollout]) -> PreparedBatch:
+        return prepare_batch(
+            rollouts,
+            self.arch,
+            replay=self.loss_spec.router_replay,
+            turn=lambda text: self._tokenizer.turn(text),
+            max_demonstration_tokens=self._preference_spec.max_tokens,
+        )
+
+    @cached_property
+    def _tokenizer(self) -> ChatTokenizer:
+        return ChatTokenizer.load(self.model_dir)
+
+    @property
+    def _preference_spec(self) -> PreferenceSpec:
+        return self.stage.preference if isinstance(self.stage, RealtimeStage) else PreferenceSpec()
+
+    def _sums(self, sequences: Sequence[TrainSequence], *, progress: Progress) -> Tensor:
+        """Summed logprobs of the sequences' targets under the policy as it is. Shapes: [N] → [N]."""
+        tables = score_sequences(self.model, sequences, settings=self._settings, progress=progress)
+        return torch.stack([table.double().sum() for table in tables])
 
     def _score_reference(self, batch: PreparedBatch, progress: Progress) -> tuple[Tensor, ...] | None:
         if self.loss_spec.kl is KlEstimator.NONE:
@@ -171,66 +214,31 @@ class Trainer:
         if self._reference is None:
             weights = read_checkpoint(self.model_dir)
             self._reference = Transformer(Parameters(self.arch, weights, dtype=self.parameters.dtype, trainable=False))
-        return score_batch(self._reference, batch, settings=self._settings, progress=progress)
+        return score_sequences(self._reference, batch.sequences, settings=self._settings, progress=progress)
 
     def _advantages(self, batch: PreparedBatch, reference: tuple[Tensor, ...] | None) -> Tensor:
-        """Advantages by sequence: every segment of a rollout carries the rollout's."""
-        rewards = [rollout.reward for rollout in batch.rollouts]
+        """Weighted advantages by sequence: every segment of a rollout carries the rollout's, preferences carry 0."""
+        penalties = torch.zeros(len(batch.rollouts), dtype=torch.float64)
         if reference is not None:
             # k1 of the sampling policy to the reference, summed over the rollout, as a penalty without a gradient.
             for s, rollout in enumerate(batch.rollout_of):
                 mask = torch.tensor(batch.sequences[s].loss_mask, dtype=torch.bool)
                 k1 = (batch.behaviour[s] - reference[s])[mask].sum().item()
-                rewards[rollout] -= self.loss_spec.kl_coefficient * k1
-        groups = [rollout.group for rollout in batch.rollouts]
-        return compute_advantages(self.loss_spec.advantage, rewards, groups)[torch.tensor(batch.rollout_of)]
+                penalties[rollout] += self.loss_spec.kl_coefficient * k1
+        gradient = [n for n, r in enumerate(batch.rollouts) if r.objective is Objective.POLICY_GRADIENT]
+        values = torch.zeros(len(batch.rollouts))
+        if gradient:
+            values[gradient] = self._worth([batch.rollouts[n] for n in gradient], penalties[gradient])
+        weights = torch.tensor([rollout.weight for rollout in batch.rollouts])
+        return (values * weights)[torch.tensor(batch.rollout_of)]
 
-    def _metrics(
-        self,
-        batch: PreparedBatch,
-        advantages: Tensor,
-        records: TokenRecords,
-        norms: list[float],
-        *,
-        seconds: float,
-        cpu_seconds: float,
-    ) -> StepMetrics:
-        logprobs, behaviour = torch.cat(records.logprobs), torch.cat(records.behaviour)
-        mismatch = measure_mismatch(logprobs, behaviour)
-        rewards = torch.tensor([rollout.reward for rollout in batch.rollouts], dtype=torch.float64)
-        by_group: dict[str, list[float]] = {}
-        for rollout in batch.rollouts:
-            by_group.setdefault(rollout.group, []).append(rollout.reward)
-        routing, tokens = records.routing, len(logprobs)
-        return StepMetrics(
-            step=self.steps,
-            reward_mean=float(rewards.mean()),
-            reward_std=float(rewards.std(correction=0)),
-            advantage_abs_mean=float(advantages.abs().mean()),
-            loss=records.loss / len(norms),
-            grad_norm=max(norms),
-            clipped=max(norms) > self.stage.optimizer.clip_norm,
-            entropy=float(torch.cat(records.entropies).mean()),
-            k1_behaviour=mismatch.k1,
-            k3_behaviour=mismatch.k3,
-            max_ratio=mismatch.max_ratio,
-            ess=mismatch.ess,
-            share_masked=records.masked / tokens,
-            share_capped=records.capped / tokens,
-            kl_reference_k1=float((logprobs - torch.cat(records.reference)).mean()) if records.reference else None,
-            routing_disagreement=routing.disagreeing / routing.rows if routing.rows else None,
-            share_routes_dropped=routing.dropped / (routing.rows * self.arch.top_k) if routing.rows else None,
-            groups=len(by_group),
-            rollouts=len(batch.rollouts),
-            share_groups_without_variance=sum(len(set(r)) == 1 for r in by_group.values()) / len(by_group),
-            trained_tokens=tokens,
-            untrainable_tokens=batch.untrainable_tokens,
-            computed_tokens=records.computed_tokens,
-            sequence_tokens=sum(len(sequence.token_ids) for sequence in batch.sequences),
-            optimizer_steps=len(norms),
-            seconds=seconds,
-            cpu_seconds=cpu_seconds,
-        )
+    def _worth(self, rollouts: Sequence[TrainRollout], penalties: Tensor) -> Tensor:
+        """Advantages as they were given, or, unless all were, by the stage's kind. Shapes: [B] → [B]."""
+        given = [rollout.advantage for rollout in rollouts if rollout.advantage is not None]
+        if len(given) == len(rollouts):
+            return (torch.tensor(given, dtype=torch.float64) - (penalties - penalties.mean())).float()
+        rewards = [rollout.reward - penalty for rollout, penalty in zip(rollouts, penalties.tolist(), strict=True)]
+        return compute_advantages(self.loss_spec.advantage, rewards, [rollout.group for rollout in rollouts])
 
     def weights(self) -> dict[str, Tensor]:
         """The policy as published: bf16, by checkpoint name. A copy."""

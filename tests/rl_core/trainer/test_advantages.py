@@ -20,6 +20,7 @@ def test_every_kind_has_a_function():
         (AdvantageKind.GRPO, [0.5 * 6**0.5, -0.5 * 6**0.5, 0.0, 0.0, 0.0, 0.0, 0.0]),
         (AdvantageKind.RLOO, [1 - 0.25, 0 - 0.75, 0.0, 0.0, 0.0, 0.0, 0.0]),
         (AdvantageKind.RESPONDERS, [r - 13 / 7 for r in REWARDS]),
+        (AdvantageKind.STRATA, [r - 13 / 7 for r in REWARDS]),  # too few to tell strata apart: all fall back
     ],
 )
 def test_hand_computed(kind, expected):
@@ -29,3 +30,10 @@ def test_hand_computed(kind, expected):
 def test_equal_rewards_give_exactly_zero():
     for kind in (AdvantageKind.DR_GRPO, AdvantageKind.GRPO, AdvantageKind.RLOO):
         assert torch.equal(compute_advantages(kind, [0.1] * 8, ["a"] * 8), torch.zeros(8))
+
+
+def test_strata_by_their_groups():
+    """Twelve strata of two that agree within and differ between: each attempt is compared with its twin alone."""
+    rewards = [1.0, 1.0] * 6 + [0.0, 0.0] * 6
+    groups = [str(number // 2) for number in range(24)]
+    torch.testing.assert_close(compute_advantages(AdvantageKind.STRATA, rewards, groups), torch.zeros(24))

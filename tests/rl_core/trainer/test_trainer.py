@@ -153,7 +153,7 @@ def test_kl_in_the_reward_pulls_back_to_the_first_version(folder):
 def test_realtime_deals_the_window_and_resets_moments(folder):
     window = [TrainRollout(r.id, r.id, r.reward, r.trajectory) for r in make_rollouts(groups=8, attempts=1, seed=4)]
     stage = make_realtime(optimizer_steps=2)
-    assert stage.loss.advantage is AdvantageKind.RESPONDERS
+    assert stage.loss.advantage is AdvantageKind.STRATA
     trainer = make_trainer(folder, stage=stage)
     first = trainer.step(window)
     assert first.optimizer_steps == 2
