@@ -20,6 +20,8 @@ RlCoreError
 ├── TrainerError             a step that cannot be taken
 │   ├── CheckpointError      a checkpoint that is torn, or is of another run
 │   └── TrainerLost          the trainer process is gone or is not where it is expected
+├── SignalError              what users did cannot be read as a signal
+│   └── JudgeFailed          a judge did not answer, or gave no verdict
 └── EnvironmentFault         a rollout that failed, with whose fault it was
     ├── TaskSetError         a task set that does not validate
     ├── WorldError           a world that does not start or does not answer
@@ -187,3 +189,16 @@ class SandboxRefused(EnvironmentFault):
 
     code = "sandbox_refused"
     retryable = False
+
+
+class SignalError(RlCoreError, ValueError):
+    """What a user did cannot be read as a signal."""
+
+    code = "signal_unreadable"
+
+
+class JudgeFailed(SignalError):
+    """A judge did not answer in time, or its answer holds no verdict. Never a score."""
+
+    code = "judge_failed"
+    retryable = True
