@@ -12,6 +12,7 @@ from django.db import connection, connections
 
 from controlplane.errors import Conflict, Gone, Invalid, NotFound
 from controlplane.models import Event, Feedback, FeedbackReceipt, Generation, RejectedPayload
+from controlplane.services.erasures import user_erase
 from controlplane.services.feedback import (
     feedback_receive,
     feedback_retract,
@@ -19,7 +20,7 @@ from controlplane.services.feedback import (
     payload_reject,
     payload_replay,
 )
-from controlplane.services.generations import narrowest, user_erase
+from controlplane.services.generations import narrowest
 from controlplane.services.signals import signal_define
 from controlplane.states import Consent, FeedbackState, SignalType
 from rl_core.store import open_store
