@@ -32,7 +32,7 @@ from controlplane.permissions import Action
 from controlplane.selectors import api_lanes as select
 from controlplane.selectors.api_runs import runs_of
 from controlplane.services import lanes, releases
-from controlplane.services.generations import user_erase
+from controlplane.services.erasures import user_erase
 from controlplane.services.windows import lane_train
 from rl_core.store.object_store import open_store
 
