@@ -88,23 +88,25 @@ def effect(
     return effect_of(estimate(outcomes, span=span, latest=latest), alpha=alpha, scale=scale)
 
 
-def effect_of(found: Estimate | None, *, alpha: float, scale: float | None = None) -> Effect:
+def effect_of(found: Estimate, *, alpha: float, scale: float | None = None) -> Effect:
     """The effect that an estimate shows. Without any spread in the data there is no interval yet."""
-    if found is None:
-        return Effect(alpha=alpha)
+    counted = Effect(
+        alpha=alpha, n_promoted=found.n_promoted, n_canary=found.n_canary, fewest_latest=found.fewest_latest
+    )
+    contrast = found.contrast
+    if contrast is None:
+        return counted
     half = None
-    if found.variance > 0:
-        half = radius(found.variance, alpha=alpha, scale=scale or SMALL * found.deviation or found.variance**0.5)
-    return Effect(
-        difference=found.difference,
-        low=None if half is None else found.difference - half,
-        high=None if half is None else found.difference + half,
-        n_promoted=found.n_promoted,
-        n_canary=found.n_canary,
-        mean_promoted=found.mean_promoted,
-        mean_canary=found.mean_canary,
-        alpha=alpha,
-        fewest_latest=found.fewest_latest,
+    if contrast.variance > 0:
+        scale = scale or SMALL * contrast.deviation or contrast.variance**0.5
+        half = radius(contrast.variance, alpha=alpha, scale=scale)
+    return msgspec.structs.replace(
+        counted,
+        difference=contrast.difference,
+        low=None if half is None else contrast.difference - half,
+        high=None if half is None else contrast.difference + half,
+        mean_promoted=contrast.mean_promoted,
+        mean_canary=contrast.mean_canary,
     )
 
 

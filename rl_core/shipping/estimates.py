@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 PROMOTED, CANARY = "promoted", "canary"
+LEAST_USERS = 10  # of each arm in a stratum; with fewer, a standard deviation is too uncertain to build on
 
 
 class UserOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,21 +26,29 @@ class UserOutcome(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A difference, canary minus promoted, with the variance of the estimate and what it rests on.
+class Contrast(msgspec.Struct, frozen=True, kw_only=True):
+    """A difference, canary minus promoted, and the variance of that estimate.
 
-    `deviation` is the standard deviation of users' means within a cell; `fewest_latest` the smaller number of users of
-    both arms in the latest stratum.
+    `deviation` is the standard deviation of users' means within an arm and stratum.
     """
 
     difference: float
     variance: float
     mean_promoted: float
     mean_canary: float
+    deviation: float
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """How many users there are, and what they say; nothing yet while no stratum has `LEAST_USERS` in both arms.
+
+    `fewest_latest` is the smaller number of users of both arms in the latest stratum.
+    """
+
     n_promoted: int
     n_canary: int
-    deviation: float
     fewest_latest: int
+    contrast: Contrast | None
 
 
 class _Cell:
@@ -70,11 +79,12 @@ class _Cell:
         return len(self.rows) / (len(self.rows) - 1)
 
 
+Rows = dict[tuple[int, str], list[tuple[str, float, float]]]  # (stratum, arm): user, mean of the user's values, weight
 Pair = tuple[_Cell, _Cell]  # promoted, canary
 
 
-def estimate(outcomes: Iterable[UserOutcome], *, span: float = 0.0, latest: int | None = None) -> Estimate | None:
-    """The stratified difference of users' means, or None while no stratum has two users in both arms.
+def estimate(outcomes: Iterable[UserOutcome], *, span: float = 0.0, latest: int | None = None) -> Estimate:
+    """The stratified difference of users' means.
 
     Within a stratum a user counts once, however much they wrote; strata are weighted by `n₁n₂ / (n₁ + n₂)`, which
     makes the weighted sum a random walk over users (Cochran, 1954). Its variance sums squared contributions of whole
@@ -84,39 +94,44 @@ def estimate(outcomes: Iterable[UserOutcome], *, span: float = 0.0, latest: int 
 
     `latest`: the stratum whose users are counted apart; by default the highest.
     """
-    cells = _cells(outcomes)
-    strata = {stratum for stratum, _ in cells}
-    pairs = {stratum: pair for stratum in strata if (pair := _pair(cells, stratum)) is not None}
+    rows = _rows(outcomes)
+    last = max((stratum for stratum, _ in rows), default=0) if latest is None else latest
+    return Estimate(
+        n_promoted=_users(rows, PROMOTED),
+        n_canary=_users(rows, CANARY),
+        fewest_latest=min(len(rows.get((last, PROMOTED), ())), len(rows.get((last, CANARY), ()))),
+        contrast=_contrast(rows, span),
+    )
+
+
+def _rows(outcomes: Iterable[UserOutcome]) -> Rows:
+    rows: Rows = defaultdict(list)
+    for one in outcomes:
+        if one.count > 0 and one.weight > 0:
+            rows[one.stratum, one.arm].append((one.user, one.total / one.count, one.weight))
+    return rows
+
+
+def _contrast(rows: Rows, span: float) -> Contrast | None:
+    pairs = {stratum: pair for stratum in {stratum for stratum, _ in rows} if (pair := _pair(rows, stratum))}
     if not pairs:
         return None
     total = sum(_share(pair) for pair in pairs.values())
     shares = {stratum: _share(pair) / total for stratum, pair in pairs.items()}
     pooled = _pooled(pairs.values())
-    means = [sum(shares[s] * pair[arm].mean for s, pair in pairs.items()) for arm in (0, 1)]
-    last = max(strata) if latest is None else latest
-    return Estimate(
-        difference=means[1] - means[0],
+    promoted, canary = (sum(shares[s] * pair[arm].mean for s, pair in pairs.items()) for arm in (0, 1))
+    return Contrast(
+        difference=canary - promoted,
         variance=_clustered(pairs, shares) + _guard(pairs, shares, pooled, span),
-        mean_promoted=means[0],
-        mean_canary=means[1],
-        n_promoted=_users(cells, PROMOTED),
-        n_canary=_users(cells, CANARY),
+        mean_promoted=promoted,
+        mean_canary=canary,
         deviation=pooled**0.5,
-        fewest_latest=min(len(cells.get((last, PROMOTED), ())), len(cells.get((last, CANARY), ()))),
     )
 
 
-def _cells(outcomes: Iterable[UserOutcome]) -> dict[tuple[int, str], list[tuple[str, float, float]]]:
-    cells: dict[tuple[int, str], list[tuple[str, float, float]]] = defaultdict(list)
-    for row in outcomes:
-        if row.count > 0 and row.weight > 0:
-            cells[row.stratum, row.arm].append((row.user, row.total / row.count, row.weight))
-    return cells
-
-
-def _pair(cells: dict[tuple[int, str], list[tuple[str, float, float]]], stratum: int) -> Pair | None:
-    promoted, canary = cells.get((stratum, PROMOTED), []), cells.get((stratum, CANARY), [])
-    return (_Cell(promoted), _Cell(canary)) if min(len(promoted), len(canary)) >= 2 else None
+def _pair(rows: Rows, stratum: int) -> Pair | None:
+    promoted, canary = rows.get((stratum, PROMOTED), []), rows.get((stratum, CANARY), [])
+    return (_Cell(promoted), _Cell(canary)) if min(len(promoted), len(canary)) >= LEAST_USERS else None
 
 
 def _share(pair: Pair) -> float:
@@ -155,6 +170,6 @@ def _guard(pairs: dict[int, Pair], shares: dict[int, float], pooled: float, span
     )
 
 
-def _users(cells: dict[tuple[int, str], list[tuple[str, float, float]]], arm: str) -> int:
-    rows = [user for (_, of), rows in cells.items() if of == arm for user, _, _ in rows]
-    return len(set(rows) - {""}) + rows.count("")
+def _users(rows: Rows, arm: str) -> int:
+    users = [user for (_, of), found in rows.items() if of == arm for user, _, _ in found]
+    return len(set(users) - {""}) + users.count("")
