@@ -315,6 +315,13 @@ class ActorKind(TextChoices):
     SYSTEM = "system"
 
 
+class PayloadKind(TextChoices):
+    """What a kept payload was sent as."""
+
+    FEEDBACK = "feedback"
+    PRODUCT_EVENT = "product_event"
+
+
 class SignalType(TextChoices):
     """Value type of a signal."""
 

@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 
 from controlplane.models.base import Entity, new_id
 from controlplane.models.tenancy import Project, User
-from controlplane.states import Consent, FeedbackState, SignalType
+from controlplane.states import Consent, FeedbackState, PayloadKind, SignalType
 
 
 class SignalDefinition(Entity):
@@ -45,7 +45,7 @@ class SignalMap(Entity):
 
 
 class FeedbackSource(Entity):
-    """Who sends feedback by webhook. Up to two signing secrets are live, for rotation.
+    """Who sends feedback, by webhook or under API keys of its own. Up to two signing secrets are live, for rotation.
 
     Secrets are kept encrypted with a key derived from the server's secret key: a signature must be recomputed, so a
     hash would not do.
@@ -55,7 +55,8 @@ class FeedbackSource(Entity):
     slug = models.SlugField(max_length=64, unique=True)
     sealed_secrets = ArrayField(models.TextField(), default=list)
     trust_weight = models.FloatField(default=1.0)
-    rate_per_minute = models.PositiveIntegerField(default=6000)
+    rate_per_minute = models.PositiveIntegerField(default=60_000)
+    actor_rate_per_minute = models.PositiveIntegerField(default=600, help_text="events of one of its actors")
     disabled_at = models.DateTimeField(null=True)
     unauthenticated_count = models.PositiveIntegerField(default=0)
 
@@ -66,11 +67,12 @@ class FeedbackSource(Entity):
 class FeedbackReceipt(Entity):
     """Deduplication, outside any partition: one row for each (sender, event id) ever accepted."""
 
-    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="+")
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="+", db_index=False)
     sender = models.CharField(max_length=80, help_text="source slug, or the API key's id")
     event_id = models.CharField(max_length=100)
     body_hash = models.CharField(max_length=64)
     feedback_id = models.UUIDField()
+    repeats = models.PositiveIntegerField(default=0, help_text="how often the event was sent again")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["project", "sender", "event_id"], name="feedback_event_once")]
@@ -85,10 +87,10 @@ class Feedback(models.Model):
     pk = models.CompositePrimaryKey("id", "created_at")
     id = models.UUIDField(default=new_id, editable=False)
     created_at = models.DateTimeField(db_default=Now(), editable=False)
-    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="feedback")
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="feedback", db_index=False)
     sender = models.CharField(max_length=80)
     source = models.ForeignKey(FeedbackSource, null=True, on_delete=models.SET_NULL, related_name="feedback")
-    signal = models.ForeignKey(SignalDefinition, on_delete=models.PROTECT, related_name="feedback")
+    signal = models.ForeignKey(SignalDefinition, on_delete=models.PROTECT, related_name="feedback", db_index=False)
     state = models.CharField(max_length=12, choices=FeedbackState.choices)
     target_kind = models.CharField(max_length=12)
     target_id = models.CharField(max_length=200)
@@ -104,10 +106,10 @@ class Feedback(models.Model):
 
     class Meta:
         indexes = [
-            models.Index(fields=["id"]),
             models.Index(fields=["generation_id"]),
             models.Index(fields=["project", "-created_at"]),
             models.Index(fields=["target_id"], condition=models.Q(state="pending"), name="feedback_to_join"),
+            models.Index(fields=["target_id"], condition=models.Q(target_kind="episode"), name="feedback_of_episode"),
         ]
 
     def __str__(self) -> str:
@@ -119,10 +121,14 @@ class RejectedPayload(Entity):
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="rejected_payloads")
     sender = models.CharField(max_length=80)
+    kind = models.CharField(max_length=16, choices=PayloadKind.choices, default=PayloadKind.FEEDBACK)
     body = models.TextField()
     code = models.CharField(max_length=64)
     detail = models.CharField(max_length=1000)
     replayed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["project", "-created_at"], name="rejected_newest")]
 
     def __str__(self) -> str:
         return f"{self.sender}:{self.code}"

@@ -47,6 +47,13 @@ class ApiKey(Entity):
     prefix = models.CharField(max_length=16)
     digest = models.CharField(max_length=64, unique=True)
     scopes = ArrayField(models.CharField(max_length=16, choices=Scope.choices))
+    source = models.ForeignKey(
+        "controlplane.FeedbackSource",
+        null=True,
+        on_delete=models.CASCADE,
+        related_name="keys",
+        help_text="whose feedback comes under this key",
+    )
     created_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
     expires_at = models.DateTimeField(null=True)
     revoked_at = models.DateTimeField(null=True)
