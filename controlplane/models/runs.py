@@ -17,11 +17,12 @@ from controlplane.states import (
     StageState,
     StepState,
 )
-from rl_core.types import Ending, Fault, StageKind
+from rl_core.types import Ending, Fault, Objective, StageKind
 
 KINDS = [(kind.value, kind.value) for kind in StageKind]
 ENDINGS = [(ending.value, ending.value) for ending in Ending]
 FAULTS = [(fault.value, fault.value) for fault in Fault]
+OBJECTIVES = [(objective.value, objective.value) for objective in Objective]
 
 
 class Run(Entity):
@@ -75,6 +76,7 @@ class Step(Entity):
     base_version = models.ForeignKey(PolicyVersion, on_delete=models.PROTECT, related_name="+")
     version = models.OneToOneField(PolicyVersion, null=True, on_delete=models.PROTECT, related_name="step")
     metrics = models.JSONField(default=dict)
+    window = models.JSONField(default=dict, help_text="what a real-time stage's window held, and what was left out")
     published_at = models.DateTimeField(null=True)
 
     class Meta:
@@ -193,7 +195,11 @@ class CriterionScore(Entity):
 
 
 class BatchItem(Entity):
-    """One trajectory consumed by one step: a rollout of a group, or a generation of a window."""
+    """One trajectory consumed by one step: a rollout of a group, or a generation of a window.
+
+    A real-time stage fixes what each is worth with its batch: `advantage` (under KTO +1 for liked, −1 for disliked)
+    and `weight`. Without an advantage the trainer computes it from its group.
+    """
 
     step = models.ForeignKey(Step, on_delete=models.CASCADE, related_name="batch")
     position = models.PositiveIntegerField()
@@ -202,6 +208,10 @@ class BatchItem(Entity):
     generation_id = models.UUIDField(null=True, unique=True)
     reward = models.FloatField()
     trajectory_key = models.CharField(max_length=300)
+    objective = models.CharField(max_length=16, choices=OBJECTIVES, default=Objective.POLICY_GRADIENT.value)
+    advantage = models.FloatField(null=True)
+    weight = models.FloatField(default=1.0)
+    feedback_id = models.UUIDField(null=True, help_text="the feedback whose demonstration is preferred, for DPO")
 
     class Meta:
         constraints = [
