@@ -30,6 +30,8 @@ ROUTES: dict[WorkKind, TaskRoute] = {
     WorkKind.TRAIN: TaskRoute("workers.train", Queue.TRAIN),
     WorkKind.TRANSFER: TaskRoute("workers.transfer", Queue.TRANSFER),
     WorkKind.EXPORT: TaskRoute("workers.export", Queue.CONTROL),
+    WorkKind.SHADOW: TaskRoute("workers.shadow", Queue.ROLLOUT),
+    WorkKind.NOTIFY: TaskRoute("workers.notify", Queue.CONTROL),
 }
 
 BATCH = 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -37,6 +38,13 @@ class Env:
             return int(value) if value else default
         except ValueError as error:
             raise ImproperlyConfigured(f"{name} must be a whole number, not {value!r}") from error
+
+    def networks(self, name: str) -> list[IPv4Network | IPv6Network]:
+        """Comma-separated networks in CIDR form; none by default. Raises: ImproperlyConfigured."""
+        try:
+            return [ip_network(word) for word in self.words(name, [])]
+        except ValueError as error:
+            raise ImproperlyConfigured(f"{name} must be networks such as 10.0.0.0/8: {error}") from error
 
     def words(self, name: str, default: list[str]) -> list[str]:
         """Comma-separated words."""

@@ -5,11 +5,12 @@
     score      the score queue                          replicas   which engine a turn goes to
     train      the train queue                          trainers   the resident trainer and its position
     transfer   the transfer queue                       manifests  version 0 under its own name
-    control    the control queue: exports
+    control    the control queue: exports               shadow     recorded prompts on a candidate
+    notify     alerts on their way to hooks
 
 No module here imports torch when it is imported: a rollout worker stays small.
 """
 
-from workers import control, rollout, score, train, transfer
+from workers import control, notify, rollout, score, shadow, train, transfer
 
-__all__ = ["control", "rollout", "score", "train", "transfer"]
+__all__ = ["control", "notify", "rollout", "score", "shadow", "train", "transfer"]

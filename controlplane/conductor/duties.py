@@ -11,11 +11,9 @@ from django.conf import settings
 from controlplane.conductor.advance import run_advance, runs_active
 from controlplane.conductor.fleet import fleet_poll, slots_reconcile
 from controlplane.conductor.lanes import lanes_place
-from controlplane.errors import ControlPlaneError
+from controlplane.conductor.shipping import advance_lanes, look_at_canaries, watch_lanes
 from controlplane.services.evaluations import evaluation_advance, evaluations_open
-from controlplane.services.events import CONDUCTOR
 from controlplane.services.feedback import feedback_sweep
-from controlplane.services.releases import release_advance, releases_waiting
 from controlplane.services.work import work_sweep
 
 log = structlog.get_logger(__name__)
@@ -50,15 +48,6 @@ def sweep_leases() -> None:
         log.warning("leases_lapsed", units=swept)
 
 
-def advance_releases() -> None:
-    """Every release that an automatic step may move. One that cannot move must not hold up the others."""
-    for release in releases_waiting():
-        try:
-            release_advance(release=release, actor=CONDUCTOR)
-        except ControlPlaneError as error:
-            log.warning("release_waits", release=str(release.pk), error=str(error))
-
-
 def sweep_feedback() -> None:
     """Feedback that came while its generation was being written is joined; what waited too long is given up."""
     feedback_sweep()
@@ -76,12 +65,16 @@ def duties() -> tuple[Duty, ...]:
         Duty("evaluations", look_every_s(), advance_evaluations, on_nudge=True),
         Duty("runs", look_every_s(), advance_runs, on_nudge=True),
         Duty("slots", 1.0, slots_reconcile),
-        Duty("releases", 1.0, advance_releases, on_nudge=True),
+        Duty("shipping", 1.0, advance_lanes, on_nudge=True),
         Duty("lanes", 2.0, lanes_place),
         Duty("feedback", 10.0, sweep_feedback),
     )
 
 
 def slow_duties() -> tuple[Duty, ...]:
-    """Duties that wait for others' answers; they have a thread of their own."""
-    return (Duty("fleet", 3.0, fleet_poll),)
+    """Duties that wait for others' answers or read much; they have a thread of their own."""
+    return (
+        Duty("fleet", 3.0, fleet_poll),
+        Duty("canaries", 5.0, look_at_canaries),
+        Duty("monitors", 60.0, watch_lanes),
+    )

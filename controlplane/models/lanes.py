@@ -63,6 +63,7 @@ class Release(Entity):
     share = models.FloatField(default=0.0, help_text="share of users, 0 to 1, that the candidate answers in the canary")
     shadow = models.JSONField(default=dict, help_text="verdict and comparison of the replayed prompts")
     spec = models.JSONField(default=dict, help_text="the lane's cadence as it was when the release began")
+    outcome = models.CharField(max_length=500, blank=True, help_text="why it ended as it did")
     finished_at = models.DateTimeField(null=True)
     promoted_at = models.DateTimeField(null=True)
 

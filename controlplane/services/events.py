@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import connection, transaction
 
+from controlplane.errors import Invalid
 from controlplane.models import Event, Topic
 from controlplane.services.nudges import topic_nudge
 from controlplane.states import ActorKind, EventType
@@ -25,6 +26,12 @@ class Actor:
 
 CONDUCTOR = Actor(ActorKind.CONDUCTOR, "conductor")
 SYSTEM = Actor(ActorKind.SYSTEM, "system")
+
+
+def require_reason(reason: str, message: str) -> None:
+    """A change that people must be able to account for has a reason. Raises: Invalid, with what to say."""
+    if not reason.strip():
+        raise Invalid(message, field="reason")
 
 
 def run_topic(run_id: uuid.UUID) -> str:

@@ -17,6 +17,7 @@ from controlplane.models import Lane, Release, Run
 from controlplane.permissions import Action
 from controlplane.selectors.pages_events import topic_tail
 from controlplane.selectors.pages_lanes import lane_rows, lane_view
+from controlplane.services import promotions
 from controlplane.services import releases as services
 from controlplane.services.events import lane_topic
 from controlplane.services.windows import lane_train
@@ -148,7 +149,7 @@ VERBS: dict[str, Verb] = {
         "answers all users of the lane now",
         "All new requests of the lane go to this version at once. The incumbent stays loaded for a rollback.",
         Action.RELEASES_APPROVE,
-        lambda release, access, reason: services.release_promote(release=release, actor=access.actor, reason=reason),
+        lambda release, access, reason: promotions.release_promote(release=release, actor=access.actor, reason=reason),
     ),
     "abort": Verb(
         "Abort",
@@ -164,7 +165,7 @@ VERBS: dict[str, Verb] = {
         "New requests go to the version before, at once. Feedback on this version is quarantined: nothing is trained "
         "on it, and its descendants are marked.",
         Action.RELEASES_ABORT,
-        lambda release, access, reason: services.release_rollback(release=release, actor=access.actor, reason=reason),
+        lambda release, access, reason: promotions.release_rollback(release=release, actor=access.actor, reason=reason),
         dangerous=True,
     ),
 }

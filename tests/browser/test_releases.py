@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
+from controlplane.conductor.shipping import release_advance
 from controlplane.models import Lane, Release, Replica, ReplicaSlot, Run, ServedVersion, Transfer
 from controlplane.services.evaluations import evaluation_advance
 from controlplane.services.events import CONDUCTOR, SYSTEM
 from controlplane.services.fleet import cluster_create, replica_register
 from controlplane.services.lanes import lane_create
-from controlplane.services.releases import release_advance
 from controlplane.services.runs import run_move
 from controlplane.states import EvaluationState, ReleaseState, ReplicaState, RunState, TransferState
 from rl_core.types import ClusterRole
@@ -65,11 +65,11 @@ def open_lane(workspace: Workspace) -> Lane:
 def pass_the_gate(lane: Lane) -> Release:
     """What the conductor, the transfer worker and the rollout workers do for a release: the candidate is better."""
     release = Release.objects.get(lane=lane, state=ReleaseState.PENDING)
-    release_advance(release=release, actor=CONDUCTOR)
+    release_advance(release=release)
     for transfer in Transfer.objects.filter(replica__cluster=lane.cluster, state=TransferState.PENDING):
         receive(transfer)
     release.refresh_from_db()
-    release_advance(release=release, actor=CONDUCTOR)
+    release_advance(release=release)
     release.refresh_from_db()
     for evaluation, luck in ((release.candidate_evaluation, 0.0), (release.incumbent_evaluation, 1.0)):
         assert evaluation is not None
@@ -80,7 +80,7 @@ def pass_the_gate(lane: Lane) -> Release:
             play_group(group, skill=0.5, luck=_Fixed(luck))  # type: ignore[arg-type]
         evaluation_advance(evaluation.pk)
     release.refresh_from_db()
-    return release_advance(release=release, actor=CONDUCTOR)
+    return release_advance(release=release)
 
 
 def give_reason(watched: Watched, reason: str, button: str) -> None:

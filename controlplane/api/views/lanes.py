@@ -31,7 +31,7 @@ from controlplane.models import Cluster, Generation, Lane, ModelCard, Release, R
 from controlplane.permissions import Action
 from controlplane.selectors import api_lanes as select
 from controlplane.selectors.api_runs import runs_of
-from controlplane.services import lanes, releases
+from controlplane.services import lanes, promotions, releases
 from controlplane.services.erasures import user_erase
 from controlplane.services.windows import lane_train
 from rl_core.store.object_store import open_store
@@ -237,7 +237,7 @@ class ReleasePromote(_ReleaseAction):
 
     def act(self, release: Release, data: dict[str, Any]) -> None:
         """Promote."""
-        releases.release_promote(
+        promotions.release_promote(
             release=release, actor=self.actor, reason=data["reason"], expected_revision=data["expected_revision"]
         )
 
@@ -257,4 +257,4 @@ class ReleaseRollback(_ReleaseAction):
 
     def act(self, release: Release, data: dict[str, Any]) -> None:
         """Roll back."""
-        releases.release_rollback(release=release, actor=self.actor, reason=data["reason"])
+        promotions.release_rollback(release=release, actor=self.actor, reason=data["reason"])

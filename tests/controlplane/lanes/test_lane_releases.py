@@ -19,13 +19,8 @@ from controlplane.models import (
 from controlplane.selectors.statistics import paired_interval
 from controlplane.services.feedback import feedback_receive
 from controlplane.services.lanes import lane_served_at
-from controlplane.services.releases import (
-    release_approve,
-    release_end,
-    release_promote,
-    release_propose,
-    release_rollback,
-)
+from controlplane.services.promotions import release_promote, release_rollback
+from controlplane.services.releases import release_approve, release_end, release_propose
 from controlplane.services.signals import signal_define, signal_map_publish
 from controlplane.services.windows import window_collect
 from controlplane.states import Consent, FeedbackState, ReleaseState, SignalType, VersionState
@@ -203,7 +198,7 @@ def test_a_map_of_undefined_signals_or_wild_rewards_is_refused():
 
 @pytest.mark.parametrize(("shift", "verdict"), [(0.2, "pass"), (0.0, "pass"), (-0.5, "fail"), (-0.05, "inconclusive")])
 def test_the_gate_is_non_inferiority_of_paired_differences(shift, verdict):
-    from controlplane.services.releases import judge_differences
+    from controlplane.services.gating import judge_differences
 
     noise = [0.0] * 40 if shift in (0.2, 0.0) else [0.3, -0.3] * 20
     result = judge_differences([shift + value for value in noise], margin=0.02)
@@ -212,7 +207,7 @@ def test_the_gate_is_non_inferiority_of_paired_differences(shift, verdict):
 
 
 def test_no_data_is_not_a_pass():
-    from controlplane.services.releases import judge_differences
+    from controlplane.services.gating import judge_differences
 
     assert judge_differences([], margin=0.02)["verdict"] == "inconclusive"
     assert judge_differences([1.0], margin=0.02)["verdict"] == "inconclusive"

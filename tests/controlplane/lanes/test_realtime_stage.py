@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controlplane.conductor import run_advance
-from controlplane.conductor.duties import advance_releases
+from controlplane.conductor.shipping import advance_lanes
 from controlplane.models import Evaluation, Release, ReplicaSlot, RolloutGroup, Run, Transfer, WorkUnit
 from controlplane.services.catalog import rubric_publish, task_set_create
 from controlplane.services.feedback import feedback_receive
@@ -106,13 +106,13 @@ def test_a_release_of_that_version_is_loaded_evaluated_and_judged_on_the_same_ta
         actor=ACTOR,
         reason="window of today",
     )
-    advance_releases()
+    advance_lanes()
     release.refresh_from_db()
     assert release.state == ReleaseState.GATING
     slot = ReplicaSlot.objects.get(replica=world.replica, slot="candidate")
     assert slot.desired_version == release.version
     assert Transfer.objects.filter(replica=world.replica, slot="candidate", version=release.version).count() == 1
-    advance_releases()
+    advance_lanes()
     release.refresh_from_db()
     assert release.gate == {}
     candidate, incumbent = release.candidate_evaluation, release.incumbent_evaluation
@@ -131,13 +131,13 @@ def test_a_release_of_that_version_is_loaded_evaluated_and_judged_on_the_same_ta
                 mean_reward=reward,
             )
         Evaluation.objects.filter(pk=evaluation.pk).update(state=EvaluationState.DONE, mean_reward=reward)
-    advance_releases()
+    advance_lanes()
     release = Release.objects.get(pk=release.pk)
     assert release.gate["verdict"] == "pass"
     assert release.gate["n"] == 3
     assert release.gate["difference"] == pytest.approx(0.5)
     assert (release.gate["candidate_mean"], release.gate["incumbent_mean"]) == (0.9, 0.4)
     revision = release.revision
-    advance_releases()
+    advance_lanes()
     release.refresh_from_db()
     assert release.revision == revision

@@ -1,0 +1,121 @@
+"""What a canary's users met, one row a user, arm, step and metric: one set-based query for each metric.
+
+A generation counts for a metric of feedback once the horizon of its signal has closed: an answer whose user may still
+speak says nothing of how many do, or of what they think. Latency and behaviour are known at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connection
+
+from controlplane.errors import NotFound
+from controlplane.models import CanaryStep, Release
+from controlplane.selectors.reward_sql import longest_horizon_s, rewards_query, rule_rows, values_query
+from controlplane.services.signals import SignalMapContent
+from controlplane.services.windows import signal_map_current
+from controlplane.states import Arm
+from rl_core.shipping.canary import Exposure, UserOutcome
+from rl_core.shipping.specs import CadenceSpec, MetricSource, MetricSpec
+
+# Of one generation `g`: its value for the metric, and whether it counts.
+_AT_ONCE: dict[MetricSource, tuple[str, str]] = {
+    MetricSource.LATENCY: ("g.latency_ms", "g.outcome = 'answered'"),
+    MetricSource.FAILURE: ("(g.outcome = 'failed')::int", "g.outcome <> 'cancelled'"),
+    MetricSource.REFUSAL: ("(g.behaviour ->> 'refusal')::boolean::int", "g.behaviour ? 'refusal'"),
+    MetricSource.BEHAVIOUR: (
+        "CASE jsonb_typeof(g.behaviour -> %(key)s) WHEN 'boolean' THEN (g.behaviour ->> %(key)s)::boolean::int"
+        " ELSE (g.behaviour ->> %(key)s)::float END",
+        "jsonb_typeof(g.behaviour -> %(key)s) IN ('boolean', 'number')",
+    ),
+}
+# Generations of users in the experiment, on either arm; and those whose feedback is complete. Their names stand for
+# them in the queries below.
+_COUNTED = "g.release_id = %(release)s AND g.user_hash <> '' AND g.canary_step IS NOT NULL"
+_COMPLETE = f"{_COUNTED} AND g.created_at <= %(matured)s"
+_USERS = """
+SELECT g.canary_step, g.arm, g.user_hash, sum({value})::float, count(*)
+FROM controlplane_generation g WHERE COUNTED AND {counts} GROUP BY g.canary_step, g.arm, g.user_hash
+"""
+_RESPONSES = """
+SELECT g.canary_step, g.arm, g.user_hash, sum((f.given IS NOT NULL)::int)::float, count(*)
+FROM controlplane_generation g
+LEFT JOIN LATERAL (
+    SELECT 1 AS given FROM controlplane_feedback f WHERE f.generation_id = g.id AND f.state = 'joined' LIMIT 1
+) f ON true
+WHERE COMPLETE AND g.outcome = 'answered'
+GROUP BY g.canary_step, g.arm, g.user_hash
+"""
+_OF_FEEDBACK = """
+SELECT r.canary_step, r.arm, r.who, sum(r.reward), count(*)
+FROM ({rewards}) r GROUP BY r.canary_step, r.arm, r.who
+"""
+_EXPOSURES = """
+SELECT s.position, s.share, count(DISTINCT g.user_hash) FILTER (WHERE g.arm = 'promoted'),
+       count(DISTINCT g.user_hash) FILTER (WHERE g.arm = 'canary')
+FROM controlplane_canarystep s
+LEFT JOIN controlplane_generation g
+  ON g.release_id = s.release_id AND g.canary_step = s.position AND g.user_hash <> ''
+WHERE s.release_id = %(release)s
+GROUP BY s.position, s.share ORDER BY s.position
+"""
+_MATURED = """
+SELECT g.arm, count(DISTINCT g.user_hash) FROM controlplane_generation g
+WHERE COMPLETE AND g.canary_step = %(step)s GROUP BY g.arm
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryRows:
+    """All that a look is judged by. `matured` counts the latest step's users with outcomes that are complete."""
+
+    metrics: dict[str, list[UserOutcome]]
+    exposures: list[Exposure]
+    matured: dict[Arm, int]
+
+
+def canary_rows(*, release: Release, spec: CadenceSpec, step: CanaryStep, now: datetime) -> CanaryRows:
+    """Read everything as it stands at `now`, the database's."""
+    content = _signal_map(release)
+    horizon_s = max(spec.horizon_s, longest_horizon_s(content) if content else 0.0)
+    base = {"release": release.pk, "matured": now - timedelta(seconds=horizon_s), "step": step.position}
+    metrics = {metric.name: _outcomes(metric, content, base) for metric in spec.canary.metrics}
+    exposures = [(int(row[0]), float(row[1]), int(row[2]), int(row[3])) for row in _rows(_EXPOSURES, base)]
+    matured = {Arm(row[0]): int(row[1]) for row in _rows(_MATURED, base)}
+    return CanaryRows(metrics, exposures, matured)
+
+
+def _signal_map(release: Release) -> SignalMapContent | None:
+    try:
+        return signal_map_current(project=release.lane.project)
+    except NotFound:
+        return None
+
+
+def _outcomes(metric: MetricSpec, content: SignalMapContent | None, base: dict[str, Any]) -> list[UserOutcome]:
+    parameters = {**base, "key": metric.key}
+    if metric.source in _AT_ONCE:
+        value, counts = _AT_ONCE[metric.source]
+        query = _USERS.format(value=value, counts=counts)
+    elif metric.source is MetricSource.RESPONSE_RATE:
+        query = _RESPONSES
+    elif metric.source is MetricSource.SIGNAL:
+        query = _OF_FEEDBACK.format(rewards=values_query(_COMPLETE))
+    elif content is None:
+        return []
+    else:
+        query, parameters["rules"] = _OF_FEEDBACK.format(rewards=rewards_query(_COMPLETE)), rule_rows(content)
+    return [
+        UserOutcome(stratum=int(stratum), arm=arm, total=float(total), count=int(count), user=user)
+        for stratum, arm, user, total, count in _rows(query, parameters)
+    ]
+
+
+def _rows(query: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(query.replace("COMPLETE", _COMPLETE).replace("COUNTED", _COUNTED), parameters)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+    return rows

@@ -1,0 +1,48 @@
+"""Quarantine: a version that was found bad, all that descends from it, and what users said about it."""
+
+from __future__ import annotations
+
+from django.db import connection
+from django.db.models.functions import Now
+
+from controlplane.models import PolicyVersion
+from controlplane.services.feedback import feedback_quarantine
+
+_DESCENDANTS = """
+WITH RECURSIVE family(id) AS (
+    SELECT id FROM controlplane_policyversion WHERE id = %s
+    UNION
+    SELECT child.id FROM controlplane_policyversion child JOIN family ON child.parent_id = family.id
+)
+SELECT id FROM family
+"""
+_TAINTED = """
+WITH RECURSIVE line(id, parent_id, quarantined_at) AS (
+    SELECT id, parent_id, quarantined_at FROM controlplane_policyversion WHERE id = %s
+    UNION
+    SELECT up.id, up.parent_id, up.quarantined_at
+    FROM controlplane_policyversion up JOIN line ON up.id = line.parent_id
+)
+SELECT id FROM line WHERE quarantined_at IS NOT NULL LIMIT 1
+"""
+
+
+def version_quarantine(*, version: PolicyVersion) -> int:
+    """Mark the version and all its descendants, and set its feedback aside. Returns how many versions were marked.
+
+    In the caller's transaction, which says why in its event.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_DESCENDANTS, [version.id])
+        family = [row[0] for row in cursor.fetchall()]
+    marked = PolicyVersion.objects.filter(id__in=family, quarantined_at__isnull=True).update(quarantined_at=Now())
+    feedback_quarantine(version=version)
+    return marked
+
+
+def quarantined_in_line(version: PolicyVersion) -> PolicyVersion | None:
+    """The version itself or an ancestor that was found bad; None when the whole line is in good standing."""
+    with connection.cursor() as cursor:
+        cursor.execute(_TAINTED, [version.id])
+        row = cursor.fetchone()
+    return PolicyVersion.objects.get(id=row[0]) if row else None

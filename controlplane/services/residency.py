@@ -1,0 +1,106 @@
+"""Which weights the replicas of a lane's cluster hold: a candidate is loaded beside what answers, and withdrawn."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from uuid import UUID
+
+from controlplane.errors import Conflict
+from controlplane.models import Lane, PolicyVersion, ReplicaSlot
+from controlplane.services.events import Actor
+from controlplane.services.fleet import slot_target
+from controlplane.states import DesiredSource, ReplicaState, WeightSlot
+
+PRESENT = (ReplicaState.READY, ReplicaState.RECONCILING, ReplicaState.POISONED)
+ANSWERING = (ReplicaState.READY, ReplicaState.RECONCILING)
+
+
+def candidate_load(*, lane: Lane, version: PolicyVersion, actor: Actor, reason: str) -> int:
+    """Target one slot of each replica that the promoted version does not need. Returns how many were targeted.
+
+    Raises: Conflict when no replica of the cluster can hold two versions at once.
+    """
+    slots = _spare_slots(lane)
+    if not slots:
+        raise Conflict(f"cluster {lane.cluster.slug} has no replica that can hold two versions at once")
+    for slot in slots:
+        if slot.desired_version_id == version.id and slot.current_version_id == version.id:
+            _mark(slot, DesiredSource.CANDIDATE)
+            continue
+        slot_target(
+            replica=slot.replica,
+            slot=WeightSlot(slot.slot),
+            version=version,
+            source=DesiredSource.CANDIDATE,
+            actor=actor,
+            reason=reason,
+        )
+    return len(slots)
+
+
+def candidate_withdraw(*, lane: Lane, version: PolicyVersion, actor: Actor) -> None:
+    """No slot is told to hold the candidate any more; what is on its way is superseded, what is there stays there."""
+    wanted = ReplicaSlot.objects.filter(
+        replica__cluster=lane.cluster_id, desired_version=version, desired_source=DesiredSource.CANDIDATE
+    )
+    for slot in wanted.select_related("replica").order_by("pk"):
+        slot_target(replica=slot.replica, slot=WeightSlot(slot.slot), version=None, source=None, actor=actor)
+
+
+def resident_require(*, lane: Lane, version: PolicyVersion) -> None:
+    """Every replica that is there holds the version. Raises: Conflict, saying how many do not."""
+    slots = ReplicaSlot.objects.filter(replica__cluster=lane.cluster_id, replica__state__in=PRESENT)
+    replicas = set(slots.values_list("replica_id", flat=True))
+    missing = replicas - set(slots.filter(current_version=version).values_list("replica_id", flat=True))
+    if missing or not replicas:
+        raise Conflict(
+            f"{len(missing)} of {len(replicas)} replica(s) of {lane.cluster.slug} do not hold {version} yet; "
+            "wait for the transfer"
+        )
+
+
+def resident_somewhere(*, lane: Lane, version: PolicyVersion) -> bool:
+    """Whether some replica could answer with the version now."""
+    return ReplicaSlot.objects.filter(
+        replica__cluster=lane.cluster_id, replica__state__in=ANSWERING, current_version=version
+    ).exists()
+
+
+def slots_relabel(*, lane: Lane, promoted: PolicyVersion) -> None:
+    """After the lane's pointer moved: say which slots answer and which only hold. Pins stay a person's.
+
+    A quarantined version is wished for by no slot: no replica would be given it again.
+    """
+    slots = ReplicaSlot.objects.filter(replica__cluster=lane.cluster_id).exclude(desired_source=DesiredSource.PINNED)
+    wished = slots.filter(desired_version__isnull=False)
+    wished.filter(desired_version=promoted).update(desired_source=DesiredSource.PROMOTED)
+    wished.exclude(desired_version=promoted).update(desired_source=DesiredSource.CANDIDATE)
+    tainted = PolicyVersion.objects.filter(quarantined_at__isnull=False)
+    slots.filter(desired_version__in=tainted).update(desired_version=None, desired_source="")
+
+
+def _spare_slots(lane: Lane) -> list[ReplicaSlot]:
+    by_replica: dict[UUID, list[ReplicaSlot]] = defaultdict(list)
+    slots = ReplicaSlot.objects.filter(replica__cluster=lane.cluster_id).select_related("replica")
+    for slot in slots.order_by("replica_id", "-slot"):
+        by_replica[slot.replica_id].append(slot)
+    spare = []
+    for held in by_replica.values():
+        kept = max(held, key=lambda slot: _claim(slot, lane))
+        free = [slot for slot in held if slot is not kept and slot.desired_source != DesiredSource.PINNED]
+        spare += free[:1]
+    return spare
+
+
+def _claim(slot: ReplicaSlot, lane: Lane) -> tuple[bool, bool, bool]:
+    """How much the promoted version needs the slot."""
+    promoted = lane.promoted_version_id
+    return (
+        slot.current_version_id == promoted,
+        slot.desired_version_id == promoted,
+        slot.slot == WeightSlot.DEFAULT,
+    )
+
+
+def _mark(slot: ReplicaSlot, source: DesiredSource) -> None:
+    ReplicaSlot.objects.filter(pk=slot.pk).update(desired_source=source)
