@@ -162,6 +162,14 @@ class AttemptFilter(CreatedFilter):
     state = choices(states.AttemptState)
 
 
+class AlertFilter(CreatedFilter):
+    """Alerts."""
+
+    lane = filters.CharFilter(field_name="lane__slug", max_length=64)
+    kind = choices(states.AlertKind)
+    open = filters.BooleanFilter(field_name="resolved_at", lookup_expr="isnull")
+
+
 class ReleaseFilter(CreatedFilter):
     """Releases."""
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 from django.db.models import QuerySet
 
 from controlplane.models import (
+    Alert,
+    AlertDelivery,
+    AlertHook,
+    CadenceSlot,
+    CanaryStep,
     Feedback,
     FeedbackSource,
     Generation,
@@ -21,7 +26,7 @@ from controlplane.models import (
 def lanes_of(project: Project) -> QuerySet[Lane]:
     """Lanes of the project."""
     rows = Lane.objects.filter(project=project)
-    return rows.select_related("cluster", "model", "promoted_version", "project")
+    return rows.select_related("cluster", "model", "promoted_version", "rollback_to", "project")
 
 
 def releases_of(project: Project) -> QuerySet[Release]:
@@ -29,6 +34,31 @@ def releases_of(project: Project) -> QuerySet[Release]:
     rows = Release.objects.filter(lane__project=project)
     rows = rows.select_related("lane__project", "lane__cluster", "version", "incumbent", "proposer", "run")
     return rows.prefetch_related("approvals__user")
+
+
+def steps_of(release: Release) -> QuerySet[CanaryStep]:
+    """The steps of its canary."""
+    return CanaryStep.objects.filter(release=release)
+
+
+def slots_of(lane: Lane) -> QuerySet[CadenceSlot]:
+    """Turns of the lane's cadence."""
+    return CadenceSlot.objects.filter(lane=lane).select_related("lane")
+
+
+def alerts_of(project: Project) -> QuerySet[Alert]:
+    """Alerts, open and resolved."""
+    return Alert.objects.filter(project=project).select_related("lane", "resolved_by", "project")
+
+
+def hooks_of(project: Project) -> QuerySet[AlertHook]:
+    """Where alerts are posted."""
+    return AlertHook.objects.filter(project=project)
+
+
+def deliveries_of(project: Project) -> QuerySet[AlertDelivery]:
+    """Alerts on their way to hooks."""
+    return AlertDelivery.objects.filter(alert__project=project).select_related("hook")
 
 
 def served_of(lane: Lane) -> QuerySet[ServedVersion]:

@@ -7,21 +7,17 @@ from typing import Any
 from rest_framework import serializers
 
 from controlplane import states
-from controlplane.api.serializers.base import Input, JSONObjectField, ReasonInput, VersionBrief
+from controlplane.api.serializers.base import Input, JSONObjectField, VersionBrief
 from controlplane.models import (
-    Approval,
     Feedback,
     FeedbackSource,
     Generation,
     Lane,
     RejectedPayload,
-    Release,
     ServedVersion,
     SignalDefinition,
     SignalMap,
 )
-
-MAX_REVISION = 2**31 - 1
 
 
 class LaneSerializer(serializers.ModelSerializer[Lane]):
@@ -30,6 +26,7 @@ class LaneSerializer(serializers.ModelSerializer[Lane]):
     cluster = serializers.CharField(source="cluster.slug", read_only=True)
     model = serializers.CharField(source="model.slug", read_only=True)
     promoted_version = VersionBrief(read_only=True, allow_null=True)
+    rollback_to = VersionBrief(read_only=True, allow_null=True)
     topic = serializers.SerializerMethodField(help_text="of its events, for the websocket")
 
     class Meta:
@@ -42,6 +39,11 @@ class LaneSerializer(serializers.ModelSerializer[Lane]):
             "promoted_version",
             "approvals",
             "non_inferiority_margin",
+            "next_slot_at",
+            "paused_at",
+            "hold_reason",
+            "rollback_to",
+            "revision",
             "system_prompt",
             "topic",
             "created_at",
@@ -93,77 +95,6 @@ class ErasedSerializer(serializers.Serializer[Any]):
     """What an erasure did."""
 
     generations = serializers.IntegerField(help_text="generations whose content was deleted")
-
-
-class ApprovalSerializer(serializers.ModelSerializer[Approval]):
-    """One person's word."""
-
-    user = serializers.CharField(source="user.username", read_only=True)
-
-    class Meta:
-        model = Approval
-        fields = ["user", "reason", "created_at"]
-        read_only_fields = fields
-
-
-class GateSerializer(serializers.Serializer[Any]):
-    """The comparison with the incumbent on the same tasks."""
-
-    verdict = serializers.ChoiceField(choices=["pass", "fail", "inconclusive"], required=False)
-    n = serializers.IntegerField(required=False)
-    difference = serializers.FloatField(required=False)
-    low = serializers.FloatField(required=False)
-    high = serializers.FloatField(required=False)
-    margin = serializers.FloatField(required=False)
-    candidate_mean = serializers.FloatField(required=False, allow_null=True)
-    incumbent_mean = serializers.FloatField(required=False, allow_null=True)
-    detail = serializers.CharField(required=False)
-
-
-class ReleaseSerializer(serializers.ModelSerializer[Release]):
-    """A release. Send `revision` back as `expected_revision` to act on what you saw."""
-
-    lane = serializers.CharField(source="lane.slug", read_only=True)
-    version = VersionBrief(read_only=True)
-    incumbent = VersionBrief(read_only=True, allow_null=True)
-    proposer = serializers.CharField(source="proposer.username", read_only=True, default=None, allow_null=True)
-    approvals = ApprovalSerializer(many=True, read_only=True)
-    gate = GateSerializer(read_only=True)
-
-    class Meta:
-        model = Release
-        fields = [
-            "id",
-            "lane",
-            "version",
-            "incumbent",
-            "run",
-            "state",
-            "proposer",
-            "reason",
-            "revision",
-            "gate",
-            "approvals",
-            "created_at",
-            "promoted_at",
-            "finished_at",
-        ]
-        read_only_fields = fields
-
-
-class ProposeInput(Input):
-    """A version to be released: the head of the run that made it."""
-
-    lane = serializers.SlugField(max_length=64)
-    run = serializers.UUIDField()
-    reason = serializers.CharField(max_length=500)
-
-
-class ReleaseActionInput(ReasonInput):
-    """Why, and which revision was seen."""
-
-    reason = serializers.CharField(max_length=500)
-    expected_revision = serializers.IntegerField(min_value=1, max_value=MAX_REVISION, required=False, default=None)
 
 
 class GenerationSerializer(serializers.ModelSerializer[Generation]):

@@ -12,29 +12,28 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.fields import DateTimeField
 
 from controlplane.api.base import ActionView, DetailView, ListView, Post, one
-from controlplane.api.filters import GenerationFilter, ReleaseFilter
+from controlplane.api.filters import GenerationFilter
 from controlplane.api.serializers.lanes import (
     ErasedSerializer,
     EraseInput,
     GenerationSerializer,
     LaneInput,
     LaneSerializer,
-    ProposeInput,
-    ReleaseActionInput,
-    ReleaseSerializer,
     ServedSerializer,
     TrainInput,
 )
 from controlplane.api.serializers.runs import RunSerializer
-from controlplane.errors import Conflict, Forbidden, Invalid, NotFound
-from controlplane.models import Cluster, Generation, Lane, ModelCard, Release, Run, ServedVersion
+from controlplane.errors import Conflict, Invalid, NotFound
+from controlplane.models import Cluster, Generation, Lane, ModelCard, Run, ServedVersion
 from controlplane.permissions import Action
 from controlplane.selectors import api_lanes as select
 from controlplane.selectors.api_runs import runs_of
-from controlplane.services import lanes, promotions, releases
+from controlplane.services import lanes
 from controlplane.services.erasures import user_erase
 from controlplane.services.windows import lane_train
 from rl_core.store.object_store import open_store
+
+MAX_USER = 200
 
 
 class LaneList(Post, ListView):
@@ -60,7 +59,7 @@ class LaneList(Post, ListView):
         return select.lanes_of(self.project).get(pk=lane.pk)
 
 
-class _OfLane:
+class OfLane:
     """Finds the lane of the path."""
 
     project: Any
@@ -72,7 +71,7 @@ class _OfLane:
         return lane
 
 
-class LaneDetail(_OfLane, DetailView):
+class LaneDetail(OfLane, DetailView):
     """One lane."""
 
     serializer_class = LaneSerializer
@@ -82,7 +81,7 @@ class LaneDetail(_OfLane, DetailView):
         return self.lane()
 
 
-class LaneServed(_OfLane, ListView):
+class LaneServed(OfLane, ListView):
     """What the lane served, the newest first."""
 
     serializer_class = ServedSerializer
@@ -92,24 +91,32 @@ class LaneServed(_OfLane, ListView):
         return select.served_of(self.lane())
 
 
-class LaneServedAt(_OfLane, DetailView):
-    """Which version answered the lane's users at a time."""
+class LaneServedAt(OfLane, DetailView):
+    """Which version answered the lane's users at a time; with `user`, which one answered that user, canary included."""
 
     serializer_class = ServedSerializer
-    query = frozenset({"at"})
-    documented = (OpenApiParameter("at", datetime, required=True, description="RFC 3339"),)
+    query = frozenset({"at", "user"})
+    documented = (
+        OpenApiParameter("at", datetime, required=True, description="RFC 3339"),
+        OpenApiParameter(
+            "user", {"type": "string", "maxLength": MAX_USER}, description="the key sent as X-Slipway-User"
+        ),
+    )
 
     def row(self) -> ServedVersion:
         """The row that covers the time. Raises: NotFound before the lane's creation."""
         lane = self.lane()
         at = DateTimeField().run_validation(self.request.query_params.get("at", ""))
-        served = lanes.lane_served_at(lane=lane, at=at)
+        user_key = self.request.query_params.get("user", "")
+        if len(user_key) > MAX_USER or "\x00" in user_key:
+            raise Invalid(f"a user key has at most {MAX_USER} characters", "user")
+        served = lanes.lane_served_at(lane=lane, at=at, user_key=user_key)
         if served is None:
             raise NotFound("the lane served nothing then", "at")
         return served
 
 
-class LaneTrain(_OfLane, ActionView):
+class LaneTrain(OfLane, ActionView):
     """Train the promoted version on the lane's present window: creates a run."""
 
     actions = {"POST": Action.RUNS_CONTROL}
@@ -129,7 +136,7 @@ class LaneTrain(_OfLane, ActionView):
         return runs_of(self.project).get(pk=run.pk)
 
 
-class LaneErase(_OfLane, ActionView):
+class LaneErase(OfLane, ActionView):
     """Delete what is kept of one user's content; content-free tombstones stay."""
 
     actions = {"POST": Action.USERS_ERASE}
@@ -157,104 +164,3 @@ class GenerationList(ListView):
     def rows(self) -> QuerySet[Generation]:
         """Generations."""
         return select.generations_of(self.project)
-
-
-class ReleaseList(Post, ListView):
-    """Releases. POST proposes the head of a run."""
-
-    actions = {"GET": Action.READ, "POST": Action.RELEASES_PROPOSE}
-    serializer_class = ReleaseSerializer
-    input_serializer = ProposeInput
-    filterset_class = ReleaseFilter
-
-    def rows(self) -> QuerySet[Release]:
-        """Releases."""
-        return select.releases_of(self.project)
-
-    def perform(self, data: dict[str, Any]) -> Release:
-        """Propose."""
-        lane = one(select.lanes_of(self.project), "lane", slug=data["lane"])
-        run = one(runs_of(self.project), "run", pk=data["run"])
-        if run.lineage.head is None:
-            raise Invalid("the run has no version yet", "run")
-        release = releases.release_propose(
-            lane=lane,
-            version=run.lineage.head,
-            run=run,
-            proposer=self.principal.user,
-            actor=self.actor,
-            reason=data["reason"],
-        )
-        return select.releases_of(self.project).get(pk=release.pk)
-
-
-class ReleaseDetail(DetailView):
-    """One release."""
-
-    serializer_class = ReleaseSerializer
-
-    def row(self) -> Release:
-        """The release of the path."""
-        release: Release = one(select.releases_of(self.project), "release", pk=self.kwargs["id"])
-        return release
-
-
-class _ReleaseAction(ActionView):
-    """A change of a release; 409 where its state does not allow it, 412 where it moved since it was read."""
-
-    actions = {"POST": Action.RELEASES_ABORT}
-    serializer_class = ReleaseSerializer
-    input_serializer = ReleaseActionInput
-    problems = frozenset({412})
-
-    def perform(self, data: dict[str, Any]) -> Release:
-        """Act, then read it again."""
-        release = one(select.releases_of(self.project), "release", pk=self.kwargs["id"])
-        self.act(release, data)
-        return select.releases_of(self.project).get(pk=release.pk)
-
-    def act(self, release: Release, data: dict[str, Any]) -> None:
-        """Call the service."""
-        raise NotImplementedError
-
-
-class ReleaseApprove(_ReleaseAction):
-    """One person's word for it: not the proposer's."""
-
-    actions = {"POST": Action.RELEASES_APPROVE}
-
-    def act(self, release: Release, data: dict[str, Any]) -> None:
-        """Approve."""
-        if self.principal.user is None:
-            raise Forbidden("an approval is a person's word: log in")
-        releases.release_approve(release=release, user=self.principal.user, actor=self.actor, reason=data["reason"])
-
-
-class ReleasePromote(_ReleaseAction):
-    """Let the candidate answer users."""
-
-    actions = {"POST": Action.RELEASES_APPROVE}
-
-    def act(self, release: Release, data: dict[str, Any]) -> None:
-        """Promote."""
-        promotions.release_promote(
-            release=release, actor=self.actor, reason=data["reason"], expected_revision=data["expected_revision"]
-        )
-
-
-class ReleaseAbort(_ReleaseAction):
-    """End a release in flight."""
-
-    def act(self, release: Release, data: dict[str, Any]) -> None:
-        """Skip it."""
-        releases.release_end(
-            release=release, actor=self.actor, reason=data["reason"], expected_revision=data["expected_revision"]
-        )
-
-
-class ReleaseRollback(_ReleaseAction):
-    """Let the incumbent answer again; the bad version's feedback is quarantined."""
-
-    def act(self, release: Release, data: dict[str, Any]) -> None:
-        """Roll back."""
-        promotions.release_rollback(release=release, actor=self.actor, reason=data["reason"])
