@@ -22,3 +22,14 @@ class PortTaken(Conflict):
     """The wanted port is in use by another program."""
 
     code = "port_taken"
+
+
+class DemoFault(Unavailable):
+    """A demonstration cannot go on. The message says what to look at."""
+
+    code = "demo_fault"
+    retryable = False
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM."""

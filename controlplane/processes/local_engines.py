@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,7 +24,10 @@ MAX_TOKENS = 1024
 class LocalEngines:
     """Makes one spec for each replica of a local cluster, once: ask again to learn of new ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clusters: Collection[str] = (), max_tokens: int = MAX_TOKENS) -> None:
+        """`clusters` are the slugs of those whose engines run; none named: all. `max_tokens` bounds a sequence."""
+        self._clusters = clusters
+        self._max_tokens = max_tokens
         self._known: set[object] = set()
         self._names: set[str] = set()
         self._ports: set[int] = set()
@@ -33,6 +37,8 @@ class LocalEngines:
         folder has to wait for one.
         """
         replicas = Replica.objects.filter(cluster__local=True).select_related("cluster__model").order_by("created_at")
+        if self._clusters:
+            replicas = replicas.filter(cluster__slug__in=self._clusters)
         specs = []
         for replica in replicas:
             model = replica.cluster.model
@@ -57,8 +63,8 @@ class LocalEngines:
         argv = [sys.executable, "-u", "-m", "rl_core.engines", "--model", str(folder), "--store", settings.STORE_URL]
         argv += ["--name", replica.name, "--port", str(inference), "--control-port", str(control)]
         argv += ["--inference-token-file", str(tokens["inference"]), "--control-token-file", str(tokens["control"])]
-        argv += ["--weight-slots", slots, "--max-seqs", str(settings.ENGINE_MAX_SEQS), "--max-len", str(MAX_TOKENS)]
-        argv += ["--threads", str(settings.ENGINE_THREADS), "--log-level", "info"]
+        argv += ["--weight-slots", slots, "--max-seqs", str(settings.ENGINE_MAX_SEQS)]
+        argv += ["--max-len", str(self._max_tokens), "--threads", str(settings.ENGINE_THREADS), "--log-level", "info"]
         return ProcessSpec(name=self._name(replica), argv=tuple(argv), env=dict(ENGINE_ENV), priority=30)
 
     def _name(self, replica: Replica) -> str:

@@ -30,11 +30,11 @@ class Stack:
     web_port: int
     terminal: TextIO | None
     say: Say
+    engines: LocalEngines
     parent: int | None = None
 
     async def run(self, *, started: Callable[[], None]) -> None:
         """Run until a signal, or the end of the parent. The caller holds the lock and has made the services ready."""
-        engines = LocalEngines()
         supervisor = Supervisor(
             settings.RUNTIME_DIR,
             logs=settings.STATE_DIR / "logs",
@@ -45,7 +45,7 @@ class Stack:
         await supervisor.run(
             base_specs(web_port=self.web_port, say=self.say),
             started=started,
-            poll=lambda: _with_connection(engines.new_specs),
+            poll=lambda: _with_connection(self.engines.new_specs),
             poll_s=2.0,
             parent=self.parent,
         )

@@ -11,8 +11,10 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.errors import ControlPlaneError
+from controlplane.management.demonstration import positive
 from controlplane.processes.bootstrap import STARTED_FLAG, migrate, services_ready
 from controlplane.processes.errors import AlreadyRunning
+from controlplane.processes.local_engines import MAX_TOKENS, LocalEngines
 from controlplane.processes.records import exclusive, write_atomically
 from controlplane.processes.services import services_stop
 from controlplane.processes.stack import Stack, choose_web_port
@@ -30,6 +32,10 @@ class Command(BaseCommand):
         """Flags."""
         parser.add_argument("--port", type=int, help="web port (default: the first free one from 8000)")
         parser.add_argument("--quiet", action="store_true", help="keep the processes' lines to var/logs")
+        parser.add_argument(
+            "--engines", nargs="+", default=(), metavar="CLUSTER", help="run no other cluster's engines"
+        )
+        parser.add_argument("--max-len", type=positive, default=MAX_TOKENS, help="tokens of a sequence (default: 1024)")
         parser.add_argument("--with-parent", action="store_true", help="stop when the process that started this ends")
         parser.add_argument(STARTED_FLAG, action="store_true", help="this command started the services (internal)")
 
@@ -59,6 +65,7 @@ class Command(BaseCommand):
                 web_port=port,
                 terminal=None if options["quiet"] else sys.stdout,
                 say=say,
+                engines=LocalEngines(clusters=options["engines"], max_tokens=options["max_len"]),
                 parent=os.getppid() if options["with_parent"] else None,
             )
             url = f"http://localhost:{port}"
