@@ -9,14 +9,12 @@ from enum import StrEnum
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from rl_core.shipping.canary import effect_of
 from rl_core.shipping.estimates import LEAST_USERS
 from rl_core.shipping.sample_ratio import sample_ratio
 from rl_core.shipping.sequential import z_bound
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from rl_core.shipping.simulation import Bools, Floats, Ledger
 
 
 class Values(StrEnum):
@@ -26,6 +24,17 @@ class Values(StrEnum):
     RARE = "rare"  # 1 for one user in a hundred, of a source whose range is known
     UNKNOWN = "rare, range unknown"  # the same, of a source whose range is not
     LATENCY = "latency"  # lognormal: a long tail
+
+
+class Returning(msgspec.Struct, frozen=True, kw_only=True):
+    """Users who come back: `visit` of them in each step, with 1 + Poisson(`more`) values, correlated by `icc`."""
+
+    steps: tuple[float, ...] = (0.05, 0.25, 0.5)
+    users: int = 1500
+    visit: float = 0.5
+    more: float = 3.0
+    icc: float = 0.04
+    looks: int = 40
 
 
 class Crossing(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +67,31 @@ def false_alarms(
         ),
         runs=runs,
     )
+
+
+def returning_alarms(crowd: Returning, *, runs: int, alpha: float, scale: float, seed: int) -> Crossing:
+    """Releases without a difference whose interval left zero out at any look, with users who return over the steps.
+
+    A user's mean moves while they go on answering, and some change arms when the share rises; `scale` is in standard
+    deviations of the values.
+    """
+    rng = np.random.default_rng(seed)
+    return Crossing(crossed=sum(_returning_alarmed(crowd, rng, alpha, scale) for _ in range(runs)), runs=runs)
+
+
+def _returning_alarmed(crowd: Returning, rng: np.random.Generator, alpha: float, scale: float) -> bool:
+    ledger = Ledger(rng.random(crowd.users)[:, None] < np.array(crowd.steps)[None, :])
+    taste_U = rng.normal(0.0, crowd.icc**0.5, crowd.users)
+    for step in range(len(crowd.steps)):
+        came = np.flatnonzero(rng.random(crowd.users) < crowd.visit)
+        values = np.repeat(came, 1 + rng.poisson(crowd.more, came.size))
+        rng.shuffle(values)
+        for part in np.array_split(values, crowd.looks):
+            ledger.add(part, step, taste_U[part] + rng.normal(0.0, (1 - crowd.icc) ** 0.5, part.size))
+            seen = effect_of(ledger.estimate(step), alpha=alpha, scale=scale)
+            if seen.low is not None and seen.high is not None and not seen.low <= 0 <= seen.high:
+                return True
+    return False
 
 
 def ratio_alarms(
