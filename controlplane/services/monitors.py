@@ -41,7 +41,7 @@ def lane_watch(lane: Lane) -> list[Alert]:
     if spec is None:
         return []
     found: list[Alert | None] = []
-    for version, baseline in _compared(lane):
+    for version, baseline in compared(lane):
         keys = (*spec.monitors.behaviours, LENGTH)
         for seen in behaviours_of(lane=lane, version=version, baseline=baseline, keys=keys):
             found.append(_watch_behaviour(lane, version, seen, spec.monitors))
@@ -49,7 +49,7 @@ def lane_watch(lane: Lane) -> list[Alert]:
     return [alert for alert in found if alert is not None]
 
 
-def _compared(lane: Lane) -> list[tuple[PolicyVersion, PolicyVersion]]:
+def compared(lane: Lane) -> list[tuple[PolicyVersion, PolicyVersion]]:
     """A canary's candidate against its incumbent; what answers against what answered before it, up to `MEMORY` back.
 
     Looking further back than the incumbent finds what drifts a little with every version.

@@ -6,6 +6,7 @@ slot waits for stands in its `reason`. At its deadline a slot that is undecided 
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.db import transaction
@@ -98,7 +99,7 @@ def _train_when_ready(lane: Lane, slot: CadenceSlot, spec: CadenceSpec | None) -
     waits = "the cadence is paused" if lane.paused_at is not None else closed_because(lane, spec)
     if waits:
         return _note(slot, f"waits: {waits}")
-    matured = signals_matured(lane=lane, since=_window_began(lane, slot), horizon_s=spec.horizon_s)
+    matured = signals_matured(lane=lane, since=window_began(lane, slot), horizon_s=spec.horizon_s)
     if matured < spec.minimum_signals:
         return _note(slot, f"waits for signals: {matured} of {spec.minimum_signals} have matured")
     try:
@@ -115,11 +116,12 @@ def _train_when_ready(lane: Lane, slot: CadenceSlot, spec: CadenceSpec | None) -
     return _move(slot, to=SlotState.TRAINING, reason=f"{matured} signals have matured", run=run)
 
 
-def _window_began(lane: Lane, slot: CadenceSlot) -> Any:
+def window_began(lane: Lane, slot: CadenceSlot | None) -> datetime:
+    """Since when signals are counted for the slot, or for the next one: the version answers, or the last one trained."""
     served = ServedVersion.objects.filter(lane=lane, arm=Arm.PROMOTED, until__isnull=True).first()
-    trained = lane.cadence_slots.filter(run__isnull=False).exclude(pk=slot.pk).order_by("-number").first()
-    moments = [row.created_at for row in (served, trained) if row is not None]
-    return max(moments)
+    earlier = lane.cadence_slots.filter(run__isnull=False).exclude(pk=slot.pk if slot else None)
+    trained = earlier.order_by("-number").first()
+    return max([row.created_at for row in (served, trained) if row is not None], default=lane.created_at)
 
 
 def _release_when_trained(lane: Lane, slot: CadenceSlot) -> CadenceSlot:
