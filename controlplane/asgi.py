@@ -1,4 +1,4 @@
-"""The ASGI application: HTTP by Django, `/ws/v1/live` by the live consumer."""
+"""The ASGI application: `/v1/` by the gateway, other HTTP by Django, `/ws/v1/live` by the live consumer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,21 @@ from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from channels.sessions import SessionMiddlewareStack  # noqa: E402
 
 from controlplane.api.body_limit import body_limited  # noqa: E402
+from controlplane.gateway.app import application as gateway  # noqa: E402
 from controlplane.live.origin import origin_checked  # noqa: E402
 from controlplane.live.routing import websocket_urlpatterns  # noqa: E402
 
+pages = body_limited(http)
+
+
+async def http_by_path(scope: Any, receive: Any, send: Any) -> None:
+    """The gateway's paths are those where OpenAI clients look."""
+    await (gateway if scope["path"].startswith("/v1/") else pages)(scope, receive, send)
+
+
 application = ProtocolTypeRouter(
     {
-        "http": body_limited(http),
+        "http": http_by_path,
         "websocket": origin_checked(SessionMiddlewareStack(URLRouter(websocket_urlpatterns))),
     }
 )

@@ -12,7 +12,13 @@ from django.http import HttpRequest, HttpResponse
 
 GetResponse = Callable[[HttpRequest], HttpResponse]
 
+REQUEST_ID_HEADER = "X-Request-ID"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def request_id_from(given: str) -> str:
+    """The id that the caller gave when it is well-formed, else a new one."""
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def request_id_of(request: HttpRequest) -> str:
@@ -29,12 +35,11 @@ class RequestIdMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         """Name the request, answer it."""
-        given = request.headers.get("X-Request-ID", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = request_id_from(request.headers.get(REQUEST_ID_HEADER, ""))
         request.request_id = request_id  # type: ignore[attr-defined]
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             response = self.get_response(request)
-        response["X-Request-ID"] = request_id
+        response[REQUEST_ID_HEADER] = request_id
         return response
 
 

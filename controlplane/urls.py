@@ -1,4 +1,4 @@
-"""Routes of the web process."""
+"""Routes of the web process, but for the gateway's: see `controlplane.asgi`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from controlplane.gateway.webhook import webhook
 urlpatterns = [
     path("healthz", healthz),
     path("api/v1/", include("controlplane.api.urls")),
-    path("v1/", include("controlplane.gateway.urls")),
     path("hooks/v1/<slug:source>", webhook),
     path("", include("frontend.urls")),
 ]

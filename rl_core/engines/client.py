@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -41,7 +41,7 @@ _ERRORS: Final[dict[int, type[EngineError]]] = {
     429: EngineBusy,
     503: EngineUnreachable,
 }
-_BY_CODE: Final[dict[str | None, type[EngineError]]] = {kind.code: kind for kind in (EngineError, *_ERRORS.values())}
+_BY_CODE: Final[dict[str | None, type[EngineError]]] = {kind.code: kind for kind in _ERRORS.values()}
 _EVENTS: Final = msgspec.json.Decoder(GenerateEvent)
 _DONE: Final = b"[DONE]"
 
@@ -92,7 +92,7 @@ class EngineClient:
         except msgspec.DecodeError as error:
             raise EngineError(f"the engine's answer does not read: {error}; is it of another release?") from error
 
-    async def stream(self, body: GenerateBody) -> AsyncIterator[TokenEvent | EndEvent]:
+    async def stream(self, body: GenerateBody) -> AsyncGenerator[TokenEvent | EndEvent, None]:
         """Generate token by token; the last event is the result. Closing the iterator aborts it in the engine.
 
         Raises: as `generate`; EngineUnreachable too when the stream breaks off, EngineError when generation failed.
@@ -215,7 +215,7 @@ class ControlClient:
             raise EngineError(f"the engine's answer does not read: {error}; is it of another release?") from error
 
 
-async def _events_of(response: httpx.Response) -> AsyncIterator[TokenEvent | EndEvent]:
+async def _events_of(response: httpx.Response) -> AsyncGenerator[TokenEvent | EndEvent, None]:
     """The events of a stream. The end is given once the body has been read, so that its connection is kept."""
     pending, end = b"", None
     async for chunk in response.aiter_raw():

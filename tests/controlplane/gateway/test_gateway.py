@@ -9,81 +9,24 @@ import json
 import time
 import uuid
 
-import engine_factories as make
-import engine_process as server
-import httpx
 import openai
 import pytest
-import pytest_asyncio
 from asgiref.sync import sync_to_async
 
-from controlplane.asgi import application
-from controlplane.models import Feedback, Generation, Lane, ModelCard, RejectedPayload, Replica, ReplicaSlot
+from controlplane.models import Feedback, Generation, Lane, RejectedPayload, Replica, ReplicaSlot
 from controlplane.services.sources import source_create, source_rotate
-from controlplane.services.tenancy import api_key_create
-from controlplane.states import Scope
+from controlplane.states import Arm, GenerationOutcome, Scope
 from rl_core.chat import ChatTokenizer
-from rl_core.delta import weights_root
-from rl_core.models.checkpoint import read_checkpoint
 from rl_core.store import open_store
 from rl_core.types import Trajectory
+from tests.controlplane.gateway.gateway_rig import MESSAGES, openai_client
 from tests.lane_rows import ACTOR, lane_world, thumbs
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-BASE = "http://localhost"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make.endless_model_folder(tmp_path_factory.mktemp("models") / "m")
-
-
-@pytest.fixture(scope="module")
-def engine(folder, tmp_path_factory):
-    with server.running_engine(folder, tmp_path_factory.mktemp("state")) as process:
-        yield process
-
-
-@pytest.fixture
-def world(engine, folder, settings, tmp_path):
-    """A lane whose replica is the real engine, holding the lane's version."""
-    settings.STORE_URL = (tmp_path / "store").as_uri()
-    settings.REPLICA_TOKEN_DIR = tmp_path
-    made = lane_world(system_prompt="Be short.")
-    ModelCard.objects.filter(pk=made.model.pk).update(folder=str(folder))
-    Replica.objects.filter(pk=made.replica.pk).update(inference_url=engine.url, control_url=engine.control_url)
-    (tmp_path / f"{made.replica.pk}.inference").write_text(server.INFERENCE_TOKEN)
-    ReplicaSlot.objects.filter(replica=made.replica, slot="candidate").delete()
-    root = weights_root(read_checkpoint(folder))
-    version = str(made.lane.promoted_version)
-    with engine.control() as control:
-        control.set_target(slot="default", version=version, root=root, manifest="none/manifest.json", snapshot=None)
-        control.wait_version(version, slot="default", timeout_s=20)
-    return made
-
-
-def key_of(world, *scopes):
-    _, secret = api_key_create(project=world.project, name="app", scopes=list(scopes), actor=ACTOR)
-    return secret
-
-
-@pytest_asyncio.fixture
-async def web():
-    transport = httpx.ASGITransport(app=application)
-    async with httpx.AsyncClient(transport=transport, base_url=BASE) as client:
-        yield client
-
-
-def openai_client(web, secret):
-    return openai.AsyncOpenAI(api_key=secret, base_url=f"{BASE}/v1", http_client=web, max_retries=0)
-
-
-MESSAGES = [{"role": "user", "content": "Hello"}]
-
 
 async def test_an_openai_client_is_answered_and_the_generation_recorded(world, web, folder, settings):
-    client = openai_client(web, await sync_to_async(key_of)(world, Scope.GATEWAY))
+    client = openai_client(web, await sync_to_async(world.key)())
     assert [model.id async for model in client.models.list()] == ["assistant"]
     headers = {"X-Slipway-User": "user-7", "X-Slipway-Session": "s1", "X-Slipway-Consent": "train"}
     answer = await client.chat.completions.create(
@@ -96,6 +39,16 @@ async def test_an_openai_client_is_answered_and_the_generation_recorded(world, w
     assert generation.user_hash
     assert "user-7" not in generation.user_hash
     assert generation.trainable
+    assert (generation.outcome, generation.arm, generation.release_id) == (
+        GenerationOutcome.ANSWERED,
+        Arm.PROMOTED,
+        None,
+    )
+    assert 0 < generation.first_token_ms < generation.latency_ms
+    assert generation.behaviour["tokens"] == 9
+    assert len(generation.prompt_hash) == 64
+    assert answer.choices[0].generation_id == str(generation.id)
+    assert answer._request_id
     trajectory = Trajectory.from_bytes(open_store(settings.STORE_URL).get_blob(generation.content_key))
     prompt = ChatTokenizer.load(folder).render([{"role": "system", "content": "Be short."}, *MESSAGES])
     segment = trajectory.segments[0]
@@ -104,16 +57,8 @@ async def test_an_openai_client_is_answered_and_the_generation_recorded(world, w
     assert trajectory.messages[-1].content == answer.choices[0].message.content
 
 
-async def test_without_consent_no_content_is_stored(world, web, settings):
-    client = openai_client(web, await sync_to_async(key_of)(world, Scope.GATEWAY))
-    answer = await client.chat.completions.create(model="assistant", messages=MESSAGES, max_tokens=3)
-    generation = await Generation.objects.aget(id=answer.id.removeprefix("chatcmpl-"))
-    assert (generation.consent, generation.content_key, generation.user_hash) == ("none", "", "")
-    assert list(open_store(settings.STORE_URL).list("")) == []
-
-
 async def test_greedy_generations_are_marked_as_not_trainable(world, web):
-    client = openai_client(web, await sync_to_async(key_of)(world, Scope.GATEWAY))
+    client = openai_client(web, await sync_to_async(world.key)())
     answer = await client.chat.completions.create(model="assistant", messages=MESSAGES, max_tokens=3, temperature=0)
     assert not (await Generation.objects.aget(id=answer.id.removeprefix("chatcmpl-"))).trainable
 
@@ -126,7 +71,7 @@ async def test_greedy_generations_are_marked_as_not_trainable(world, web):
     ],
 )
 async def test_keys_without_the_scope_or_unknown_are_refused(world, web, scopes, header, expected):
-    secret = header or await sync_to_async(key_of)(world, *scopes)
+    secret = header or await sync_to_async(world.key)(*scopes)
     with pytest.raises(expected):
         await openai_client(web, secret).chat.completions.create(model="assistant", messages=MESSAGES)
 
@@ -135,48 +80,83 @@ async def test_keys_without_the_scope_or_unknown_are_refused(world, web, scopes,
     ("change", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"temperature": 99}, None),
-        ({"n": 2}, "n"),
-        ({"stream": True}, "stream"),
+        ({"temperature": 99}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"n": 9}, "n"),
+        ({"stream": 3}, "stream"),
         ({"stop": ["a"] * 9}, "stop"),
-        ({"extra_body": {"unheard_of": 1}}, None),
+        ({"frequency_penalty": 1}, "frequency_penalty"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [{"role": "user", "content": "x" * 200_001}]}, "messages"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, "messages[0].role"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"extra_body": {"unheard_of": 1}}, "unheard_of"),
+        ({"extra_headers": {"X-Slipway-Consent": "all"}}, "X-Slipway-Consent"),
+        ({"extra_headers": {"X-Slipway-Session": "s" * 201}}, "X-Slipway-Session"),
     ],
 )
 async def test_bad_requests_are_400_in_openais_shape(world, web, change, param):
-    client = openai_client(web, await sync_to_async(key_of)(world, Scope.GATEWAY))
+    client = openai_client(web, await sync_to_async(world.key)())
     with pytest.raises(openai.BadRequestError) as caught:
         await client.chat.completions.create(**{"model": "assistant", "messages": MESSAGES, **change})
     assert caught.value.param == param
     assert caught.value.type == "invalid_request_error"
+    assert not await Generation.objects.aexists()
+
+
+async def test_a_prompt_that_the_engine_refuses_is_400_and_no_generation(world, web):
+    client = openai_client(web, await sync_to_async(world.key)())
+    with pytest.raises(openai.BadRequestError, match="holds 512"):
+        await client.chat.completions.create(model="assistant", messages=[{"role": "user", "content": "x" * 600}])
+    assert not await Generation.objects.aexists()
 
 
 async def test_an_unknown_lane_is_404_and_a_lane_without_a_replica_503(world, web):
-    client = openai_client(web, await sync_to_async(key_of)(world, Scope.GATEWAY))
-    with pytest.raises(openai.NotFoundError):
-        await client.chat.completions.create(model="other", messages=MESSAGES)
+    client = openai_client(web, await sync_to_async(world.key)())
+    for name in ("other", "no lane", "nul\x00"):
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.chat.completions.create(model=name, messages=MESSAGES)
+        assert missing.value.code == "model_not_found"
     await Replica.objects.filter(pk=world.replica.pk).aupdate(inference_url="http://127.0.0.1:9")
     with pytest.raises(openai.InternalServerError) as caught:
         await client.chat.completions.create(model="assistant", messages=MESSAGES)
     assert (caught.value.status_code, caught.value.response.headers["Retry-After"]) == (503, "2")
+    failed = await Generation.objects.aget(lane=world.lane)
+    assert (failed.outcome, failed.sampled_tokens, failed.first_token_ms) == (GenerationOutcome.FAILED, 0, None)
+    assert (failed.content_key, failed.behaviour, failed.trainable) == ("", {}, False)
+
+
+async def test_other_paths_and_methods_are_refused_in_openais_shape(world, web):
+    headers = {"Authorization": f"Bearer {await sync_to_async(world.key)()}"}
+    for method, path, status in (("GET", "chat/completions", 405), ("POST", "embeddings", 404)):
+        reply = await web.request(method, f"/v1/{path}", headers=headers)
+        assert (reply.status_code, reply.json()["error"]["type"]) == (status, "invalid_request_error")
+    client = openai_client(web, headers["Authorization"].removeprefix("Bearer "))
+    assert (await client.models.retrieve("assistant")).owned_by == world.project.slug
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("other")
 
 
 async def test_a_version_that_the_engine_lacks_is_never_answered_by_another(world, web):
     """The database says that the replica holds another version than it does: refused, not answered wrongly."""
-    client = openai_client(web, await sync_to_async(key_of)(world, Scope.GATEWAY))
+    client = openai_client(web, await sync_to_async(world.key)())
     other = await sync_to_async(lambda: lane_world().lane.promoted_version)()
     await Lane.objects.filter(pk=world.lane.pk).aupdate(promoted_version=other)
     await ReplicaSlot.objects.filter(replica=world.replica).aupdate(current_version=other)
-    with pytest.raises(openai.InternalServerError):
+    with pytest.raises(openai.InternalServerError, match="holds the lane's version yet"):
         await client.chat.completions.create(model="assistant", messages=MESSAGES)
-    assert not await Generation.objects.filter(lane=world.lane).aexists()
+    assert (await Generation.objects.aget(lane=world.lane)).outcome == GenerationOutcome.FAILED
 
 
 async def test_thumbs_on_an_answer_are_joined_over_the_api(world, web):
-    client = openai_client(web, await sync_to_async(key_of)(world, Scope.GATEWAY))
+    client = openai_client(web, await sync_to_async(world.key)())
     answer = await client.chat.completions.create(
         model="assistant", messages=MESSAGES, max_tokens=3, extra_headers={"X-Slipway-Consent": "train"}
     )
-    headers = {"Authorization": f"Bearer {await sync_to_async(key_of)(world, Scope.FEEDBACK)}"}
+    headers = {"Authorization": f"Bearer {await sync_to_async(world.key)(Scope.FEEDBACK)}"}
     body = thumbs(answer.id)
     first = await web.post("/api/v1/feedback", json=body, headers=headers)
     again = await web.post("/api/v1/feedback", json=body, headers=headers)
@@ -199,7 +179,7 @@ async def test_feedback_needs_its_scope(world, web):
     body = thumbs(uuid.uuid4())
     for headers, status in (
         ({}, 401),
-        ({"Authorization": f"Bearer {await sync_to_async(key_of)(world, Scope.READ)}"}, 403),
+        ({"Authorization": f"Bearer {await sync_to_async(world.key)(Scope.READ)}"}, 403),
     ):
         assert (await web.post("/api/v1/feedback", json=body, headers=headers)).status_code == status
 
