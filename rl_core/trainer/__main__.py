@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     torch.set_num_threads(arguments.threads)
-    return Server(out).serve(watch_requests(sys.stdin.buffer))
+    return Server(out).serve(watch_requests(sys.stdin.fileno()))
 
 
 if __name__ == "__main__":

@@ -42,13 +42,19 @@ def die_with_parent(parent: int) -> None:
         os._exit(0)
 
 
-def watch_requests(source: BinaryIO) -> queue.SimpleQueue[bytes]:
-    """Lines of `source`, read ahead by a thread that ends the process when it closes, in the middle of a step too."""
+def watch_requests(source: int) -> queue.SimpleQueue[bytes]:
+    """Lines of a descriptor, read ahead by a thread that ends the process when it closes, in the middle of a step too.
+
+    The descriptor and not a buffered file: a file's lock, held by a thread that waits, makes Python abort at its end.
+    """
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read() -> None:
-        for line in source:
-            lines.put(line)
+        rest = b""
+        while chunk := os.read(source, 1 << 20):
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                lines.put(line)
         os._exit(0)
 
     threading.Thread(target=read, name="requests", daemon=True).start()

@@ -179,6 +179,18 @@ time.sleep(60)
 """
 
 
+def test_it_ends_cleanly_when_it_is_closed(tmp_path):
+    log = tmp_path / "log"
+    with log.open("wb") as stderr:
+        process = TrainerProcess.start(stderr=stderr)
+    with pytest.raises(TrainerLost, match="no run is open"):
+        process.call(Op.CHECKPOINT, fence=1)
+    process.close()
+    assert process._process.returncode == 0
+    assert "Fatal" not in log.read_text()
+    assert len(log.read_text().splitlines()) == 1  # the refused request
+
+
 def test_it_dies_with_its_parent():
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
