@@ -1,6 +1,7 @@
 """Errors of the control plane, each with a code, an HTTP status and whether a retry may help.
 
 ControlPlaneError
+├── Malformed             400
 ├── NotFound              404
 ├── Forbidden             403
 ├── Conflict              409  a state does not allow the change, or a compare-and-set lost
@@ -10,6 +11,7 @@ ControlPlaneError
 ├── Invalid               422  the request is well-formed and wrong
 ├── Gone                  410
 ├── TooLarge              413
+├── UnsupportedMediaType  415
 ├── Throttled             429
 └── Unavailable           503  a part that is needed does not answer
 
@@ -35,6 +37,13 @@ class ControlPlaneError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+
+class Malformed(ControlPlaneError):
+    """The body is not what its media type says."""
+
+    code = "malformed"
+    http_status = 400
 
 
 class NotFound(ControlPlaneError):
@@ -98,12 +107,23 @@ class TooLarge(ControlPlaneError):
     http_status = 413
 
 
+class UnsupportedMediaType(ControlPlaneError):
+    """The body is of another media type than the endpoint takes."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+
 class Throttled(ControlPlaneError):
-    """Too many requests."""
+    """Too many requests; `wait` seconds (the answer's `Retry-After`) until there is room again."""
 
     code = "throttled"
     http_status = 429
     retryable = True
+
+    def __init__(self, message: str, field: str = "", *, wait: float = 0.0) -> None:
+        super().__init__(message, field)
+        self.wait = wait
 
 
 class Unavailable(ControlPlaneError):

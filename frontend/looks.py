@@ -133,9 +133,9 @@ EVENT_SENTENCES: dict[EventType, tuple[str, ...]] = {
     EventType.CONSENT_WITHDRAWN: ("A user withdrew consent ({generations} generations, {versions} versions)",),
     EventType.SIGNAL_MAP_PUBLISHED: ("Signal map {number} published",),
     EventType.SOURCE_CHANGED: ("Feedback source {source} changed",),
-    EventType.FEEDBACK_RECEIVED: ("Feedback {signal} received: {state}",),
-    EventType.FEEDBACK_CHANGED: ("Feedback is {state}",),
-    EventType.PAYLOAD_REJECTED: ("Payload of {sender} refused: {code}",),
+    EventType.FEEDBACK_RECEIVED: ("{count} feedback events received", "Feedback {signal} received: {state}"),
+    EventType.FEEDBACK_CHANGED: ("{count} feedback events are {state}", "Feedback is {state}"),
+    EventType.PAYLOAD_REJECTED: ("{count} payloads of {sender} refused", "Payload of {sender} refused: {code}"),
     EventType.USER_ERASED: ("A user's content erased ({generations} generations)",),
 }
 

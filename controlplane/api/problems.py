@@ -63,7 +63,7 @@ def problem_handler(error: Exception, context: dict[str, Any]) -> Response | Non
     if found is None:
         return None
     status, code, detail, field = found
-    headers = _headers(error, status)
+    headers = headers_of(error, status)
     body = problem(status=status, code=code, detail=detail, field=field, request_id=request_id_of(request._request))
     if status >= 500:
         log.warning("request_failed", code=code, status=status, error=str(error))
@@ -111,7 +111,8 @@ def _first_problem(detail: Any, codes: Any, path: str = "") -> tuple[str, str, s
     return path, str(detail), str(codes)
 
 
-def _headers(error: Exception, status: int) -> dict[str, str]:
+def headers_of(error: Exception, status: int) -> dict[str, str]:
+    """Headers that go with an error's answer: who to be, and when to come back."""
     headers: dict[str, str] = {}
     authenticate = getattr(error, "auth_header", None)
     if authenticate:

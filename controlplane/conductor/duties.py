@@ -12,8 +12,10 @@ from controlplane.conductor.advance import run_advance, runs_active
 from controlplane.conductor.fleet import fleet_poll, slots_reconcile
 from controlplane.conductor.lanes import lanes_place
 from controlplane.conductor.shipping import advance_lanes, look_at_canaries, watch_lanes
+from controlplane.services.consents import content_release
 from controlplane.services.evaluations import evaluation_advance, evaluations_open
-from controlplane.services.feedback import feedback_sweep
+from controlplane.services.joins import feedback_sweep
+from controlplane.services.rejections import rejections_age
 from controlplane.services.work import work_sweep
 
 log = structlog.get_logger(__name__)
@@ -49,8 +51,13 @@ def sweep_leases() -> None:
 
 
 def sweep_feedback() -> None:
-    """Feedback that came while its generation was being written is joined; what waited too long is given up."""
+    """Feedback that came while its generation was being written is joined; what waited too long is given up.
+
+    Refused payloads that are too old go, and content that nobody consents to any more.
+    """
     feedback_sweep()
+    rejections_age()
+    content_release()
 
 
 def look_every_s() -> float:

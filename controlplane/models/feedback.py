@@ -10,6 +10,10 @@ from controlplane.models.base import Entity, new_id
 from controlplane.models.tenancy import Project, User
 from controlplane.states import Consent, FeedbackState, PayloadKind, SignalType
 
+# What a sender without a source of its own may send, and the limits that a new source begins with.
+RATE_PER_MINUTE = 60_000
+ACTOR_RATE_PER_MINUTE = 600
+
 
 class SignalDefinition(Entity):
     """A defined kind of user signal: its type and range."""
@@ -55,8 +59,10 @@ class FeedbackSource(Entity):
     slug = models.SlugField(max_length=64, unique=True)
     sealed_secrets = ArrayField(models.TextField(), default=list)
     trust_weight = models.FloatField(default=1.0)
-    rate_per_minute = models.PositiveIntegerField(default=60_000)
-    actor_rate_per_minute = models.PositiveIntegerField(default=600, help_text="events of one of its actors")
+    rate_per_minute = models.PositiveIntegerField(default=RATE_PER_MINUTE)
+    actor_rate_per_minute = models.PositiveIntegerField(
+        default=ACTOR_RATE_PER_MINUTE, help_text="events of one of its actors"
+    )
     disabled_at = models.DateTimeField(null=True)
     unauthenticated_count = models.PositiveIntegerField(default=0)
 

@@ -52,6 +52,11 @@ class Generation(models.Model):
                 condition=models.Q(release__isnull=False),
                 name="generation_experiment",
             ),
+            models.Index(
+                fields=["created_at"],
+                condition=models.Q(consent=Consent.NONE) & ~models.Q(content_key=""),
+                name="generation_to_release",
+            ),
         ]
 
     def __str__(self) -> str:

@@ -9,10 +9,14 @@ from typing import Any
 from django.db import connection, transaction
 
 from controlplane.errors import Invalid
-from controlplane.models import Event, Topic
+from controlplane.models import Event
 from controlplane.services.nudges import topic_nudge
 from controlplane.states import ActorKind, EventType
 
+_NEXT_SEQ = """
+INSERT INTO controlplane_topic AS t (name, project_id, seq) VALUES (%s, %s, 1)
+ON CONFLICT (name) DO UPDATE SET seq = t.seq + 1 RETURNING seq
+"""
 NUDGE_CHANNEL = "slipway_nudge"
 
 
@@ -67,23 +71,26 @@ def event_append(
     """
     if not connection.in_atomic_block:
         raise RuntimeError("event_append needs the transaction of the change that it records")
-    Topic.objects.bulk_create([Topic(name=topic, project_id=project_id)], ignore_conflicts=True)
-    counter = Topic.objects.select_for_update().get(name=topic)
-    counter.seq += 1
-    counter.save(update_fields=["seq"])
+    seq = _next_seq(project_id, topic)
     event = Event.objects.create(
         project_id=project_id,
-        topic=counter,
-        seq=counter.seq,
+        topic_id=topic,
+        seq=seq,
         type=event_type,
         actor_kind=actor.kind,
         actor=actor.name[:200],
         reason=reason[:500],
         data=data,
     )
-    seq = counter.seq
     transaction.on_commit(lambda: topic_nudge(topic, seq), robust=True)
     return event
+
+
+def _next_seq(project_id: uuid.UUID, topic: str) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(_NEXT_SEQ, [topic, project_id])
+        seq: int = cursor.fetchone()[0]
+    return seq
 
 
 def conductor_nudge() -> None:

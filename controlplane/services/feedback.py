@@ -3,72 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-from django.conf import settings
-from django.db import IntegrityError, transaction
-from django.db.models import CharField, Exists, OuterRef
-from django.db.models.functions import Cast, Now
+from django.db import DataError
 
 from controlplane.errors import Conflict, ControlPlaneError, Gone, Invalid, NotFound, Throttled
-from controlplane.models import (
-    BatchItem,
-    Feedback,
-    FeedbackReceipt,
-    FeedbackSource,
-    Generation,
-    PolicyVersion,
-    Project,
-    RejectedPayload,
-    SignalDefinition,
-)
-from controlplane.services.events import Actor, event_append, lane_topic, project_topic
+from controlplane.models import Feedback, FeedbackReceipt, FeedbackSource, Project, SignalDefinition
+from controlplane.models.feedback import ACTOR_RATE_PER_MINUTE, RATE_PER_MINUTE
+from controlplane.services.events import Actor
 from controlplane.services.generations import narrowest
-from controlplane.services.signals import signal_check
-from controlplane.services.transitions import sources_of, transition
-from controlplane.states import Consent, EventType, FeedbackState
+from controlplane.services.intake import Row, Stored, Target, intake_store, map_content, targets_find
+from controlplane.services.limits import Take, limits_take
+from controlplane.services.payloads import FeedbackPayload, payload_parse
+from controlplane.services.signals import SignalMapContent, signal_check
+from controlplane.states import Consent, FeedbackState
 
-MAX_BODY_BYTES = 64 * 1024
-MAX_BATCH_BYTES = 1024 * 1024
-MAX_BATCH_ITEMS = 500
-REJECTED_BYTES = 8 * 1024
-REJECTED_KEPT = 1000
-CLOCK_SKEW = timedelta(minutes=5)
+_PAYLOAD = msgspec.json.Decoder(FeedbackPayload)
 
 
-class FeedbackTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the feedback is about. `episode` is the session key, `message` the generation that wrote it."""
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sends: events are deduplicated and limited within a sender. A source lends its name, trust and limits."""
 
-    kind: Literal["generation", "episode", "message"]
-    id: str
-
-
-class FeedbackActor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who gave it, as the sender hashes its users."""
-
-    hash: str = ""
-    kind: Literal["user", "expert", "system"] = "user"
-
-
-class FeedbackPayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of one feedback event."""
-
-    event_id: uuid.UUID
-    signal: str
-    target: FeedbackTarget
-    occurred_at: datetime
-    value: bool | int | float | str | None = None
-    actor: FeedbackActor = FeedbackActor()
-    comment: str = ""
-    demonstration: str | None = None
-    tags: dict[str, str] = {}
-    consent: Literal["train", "eval", "none"] = "none"
-    dry_run: bool = False
+    project: Project
+    name: str
+    actor: Actor
+    source: FeedbackSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,256 +54,247 @@ class Receipt:
         }
 
 
-def payload_parse(data: Any) -> FeedbackPayload:
-    """Check shape and bounds. Raises: Invalid, naming the field."""
-    _refuse_unstorable(data)
-    try:
-        payload = msgspec.convert(data, type=FeedbackPayload)
-    except msgspec.ValidationError as error:
-        text = str(error)
-        field = text.rsplit("`$.", 1)[1].rstrip("`") if "`$." in text else ""
-        raise Invalid(f"the feedback is not valid: {text}", field=field) from error
-    lengths = (
-        ("target.id", payload.target.id, 1, 200),
-        ("comment", payload.comment, 0, 10_000),
-        ("demonstration", payload.demonstration or "", 0, 40_000),
-        ("actor.hash", payload.actor.hash, 0, 64),
-    )
-    for field, text, low, high in lengths:
-        if not low <= len(text) <= high:
-            raise Invalid(f"{field} must have {low} to {high} characters, not {len(text)}", field=field)
-    if payload.occurred_at.tzinfo is None:
-        raise Invalid("occurred_at must carry its offset (RFC 3339)", field="occurred_at")
-    if payload.occurred_at > datetime.now(UTC) + CLOCK_SKEW:
-        raise Invalid("occurred_at lies in the future", field="occurred_at")
-    if len(payload.tags) > 20 or any(len(key) + len(text) > 300 for key, text in payload.tags.items()):
-        raise Invalid("at most 20 tags of at most 300 characters", field="tags")
-    return payload
+Outcome = Receipt | ControlPlaneError
+Parse = Callable[[Any], FeedbackPayload]
 
 
-def _refuse_unstorable(data: Any) -> None:
-    """PostgreSQL stores no NUL, and a lone surrogate is no text."""
-    if isinstance(data, str):
-        if "\x00" in data or any("\ud800" <= character <= "\udfff" for character in data):
-            raise Invalid("the text has a NUL character or a lone surrogate")
-    elif isinstance(data, dict):
-        for key, value in data.items():
-            _refuse_unstorable(key)
-            _refuse_unstorable(value)
-    elif isinstance(data, list):
-        for value in data:
-            _refuse_unstorable(value)
+def feedback_parse(data: Any) -> FeedbackPayload:
+    """One event of feedback, from its bytes or from parsed JSON. Raises: Malformed, Invalid."""
+    return payload_parse(data, _PAYLOAD)
 
 
 def feedback_receive(
     *, project: Project, sender: str, source: FeedbackSource | None, data: Any, actor: Actor
 ) -> Receipt:
-    """Store one event exactly once, and join it to its generation, now or later.
+    """Store one event exactly once, and join it to its generation, now or later. `data`: its bytes, or parsed JSON.
 
-    Raises: Invalid (422), NotFound (404: unknown signal, or a target of another project), Gone (410: the target was
-    erased, or the source disabled), Conflict (409: the same event id with another body).
+    Raises: Malformed (400), Invalid (422), NotFound (404: unknown signal, or a target of another project), Gone (410:
+    the target was erased, or the source disabled), Conflict (409: the same event id, another body), Throttled (429).
     """
-    if source is not None and source.disabled_at is not None:
-        raise Gone(f"source {source.slug} is disabled")
-    payload = payload_parse(data)
-    signal = SignalDefinition.objects.filter(project=project, slug=payload.signal).first()
-    if signal is None:
-        raise NotFound(f"no signal {payload.signal!r} is defined in this project", field="signal")
-    signal_check(signal, payload.value)
-    body_hash = hashlib.sha256(msgspec.json.encode(payload, order="deterministic")).hexdigest()
-    known = _receipt(project=project, sender=sender, event_id=str(payload.event_id), body_hash=body_hash)
-    if known is not None:
-        return known
-    generation = _target(project=project, payload=payload)
-    if payload.dry_run:
-        return Receipt(200, None, "joined" if generation else "pending")
+    [outcome] = feedback_receive_many(sender=Sender(project, sender, actor, source), items=[data])
+    if isinstance(outcome, ControlPlaneError):
+        raise outcome
+    return outcome
+
+
+def feedback_receive_many(
+    *, sender: Sender, items: Sequence[Any], parse: Parse = feedback_parse, limited: bool = True
+) -> list[Outcome]:
+    """`feedback_receive` of many: each has an outcome of its own, and all that is new is committed together.
+
+    Raises: Gone when the source is disabled; Throttled when the sender's limit lets not one event through.
+    """
+    if sender.source is not None and sender.source.disabled_at is not None:
+        raise Gone(f"source {sender.source.slug} is disabled")
+    entries = [_entry(item, parse) for item in items]
+    if limited:
+        _limit(sender, entries)
+    _know_signals(sender.project, _open(entries))
+    _find_targets(sender.project, _open(entries))
+    _look_back(sender, [entry for entry in entries if entry.payload is not None and (entry.refusal or entry.dry)])
+    _store(sender, _open(entries))
+    return [entry.outcome() for entry in entries]
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One item on its way. `refusal` is an error that a receipt of the same event would overrule."""
+
+    payload: FeedbackPayload | None = None
+    signal: SignalDefinition | None = None
+    target: Target | None = None
+    refusal: ControlPlaneError | None = None
+    error: ControlPlaneError | None = None
+    receipt: Receipt | None = None
+    body_hash: str = ""
+    target_id: str = ""
+
+    @property
+    def event_id(self) -> str:
+        assert self.payload is not None
+        return str(self.payload.event_id)
+
+    @property
+    def dry(self) -> bool:
+        return self.payload is not None and self.payload.dry_run
+
+    @property
+    def state(self) -> str:
+        return "joined" if self.target else "pending"
+
+    def settle(self, stored: Stored, state: str) -> None:
+        """Its outcome by what stands under its event id."""
+        if stored.body_hash != self.body_hash:
+            self.error = Conflict("this event_id was sent before with another body; use a new event_id", "event_id")
+        elif stored.fresh:
+            self.receipt = Receipt(202 if state == FeedbackState.PENDING else 201, stored.feedback_id, state)
+        else:
+            self.receipt = Receipt(200, stored.feedback_id, state, duplicate=True)
+
+    def outcome(self) -> Outcome:
+        """What is answered."""
+        found = self.error or self.receipt or self.refusal
+        assert found is not None
+        return found
+
+
+def _entry(item: Any, parse: Parse) -> _Entry:
     try:
-        with transaction.atomic():
-            return _store(
-                project=project,
-                sender=sender,
-                source=source,
-                signal=signal,
-                payload=payload,
-                body_hash=body_hash,
-                generation=generation,
-                actor=actor,
-            )
-    except IntegrityError:  # the same event came in twice at once, and the other one won
-        raced = _receipt(project=project, sender=sender, event_id=str(payload.event_id), body_hash=body_hash)
-        if raced is None:
-            raise
-        return raced
+        payload = parse(item)
+    except ControlPlaneError as error:
+        return _Entry(error=error)
+    digest = hashlib.sha256(msgspec.json.encode(payload, order="deterministic")).hexdigest()
+    return _Entry(payload=payload, body_hash=digest)
 
 
-def _receipt(*, project: Project, sender: str, event_id: str, body_hash: str) -> Receipt | None:
-    row = FeedbackReceipt.objects.filter(project=project, sender=sender, event_id=event_id).first()
-    if row is None:
-        return None
-    if row.body_hash != body_hash:
-        raise Conflict("this event_id was sent before with another body; use a new event_id", field="event_id")
-    feedback = Feedback.objects.filter(id=row.feedback_id).first()
-    return Receipt(200, row.feedback_id, feedback.state if feedback else "retracted", duplicate=True)
+def _open(entries: Iterable[_Entry]) -> list[_Entry]:
+    """Those that have no outcome yet."""
+    return [entry for entry in entries if not (entry.error or entry.receipt or entry.refusal)]
 
 
-def _target(*, project: Project, payload: FeedbackPayload) -> Generation | None:
-    """The generation, or None while it is not known. An episode is joined to its newest generation."""
-    if payload.target.kind == "episode":
-        rows = Generation.objects.filter(lane__project=project, session=payload.target.id)
-        return rows.order_by("-created_at").first()
+def _limit(sender: Sender, entries: Sequence[_Entry]) -> None:
+    """Ask the sender's bucket and those of its actors, at once. Raises: Throttled when nothing gets through."""
+    source, project = sender.source, sender.project
+    by_actor = Counter(entry.payload.actor.hash for entry in entries if entry.payload and entry.payload.actor.hash)
+    per_minute = source.rate_per_minute if source else RATE_PER_MINUTE
+    per_actor = source.actor_rate_per_minute if source else ACTOR_RATE_PER_MINUTE
+    takes = [Take(f"{project.pk}:{sender.name}", len(entries), per_minute)]
+    takes += [Take(f"{project.pk}:{sender.name}:{who}", count, per_actor) for who, count in by_actor.items()]
+    whole, *grants = limits_take(takes)
+    if whole.events == 0:
+        raise Throttled(f"this sender has used up its {per_minute} events a minute", wait=whole.wait_s)
+    for entry in entries[whole.events :]:
+        entry.error = Throttled(f"this sender has used up its {per_minute} events a minute", wait=whole.wait_s)
+    left = {who: grant.events for who, grant in zip(by_actor, grants, strict=True)}
+    waits = {who: grant.wait_s for who, grant in zip(by_actor, grants, strict=True)}
+    for entry in _open(entries):
+        who = entry.payload.actor.hash if entry.payload else ""
+        if who and left[who] == 0:
+            entry.error = Throttled(f"this actor has used up its {per_actor} events a minute", wait=waits[who])
+        elif who:
+            left[who] -= 1
+
+
+def _know_signals(project: Project, entries: Sequence[_Entry]) -> None:
+    slugs = {entry.payload.signal for entry in entries if entry.payload}
+    known = {row.slug: row for row in SignalDefinition.objects.filter(project=project, slug__in=slugs)} if slugs else {}
+    for entry in entries:
+        assert entry.payload is not None
+        entry.signal = known.get(entry.payload.signal)
+        if entry.signal is None:
+            slug = entry.payload.signal
+            entry.error = NotFound(f"no signal {slug!r} is defined in this project", field="signal")
+            continue
+        try:
+            signal_check(entry.signal, entry.payload.value)
+        except Invalid as error:
+            entry.error = error
+
+
+def _find_targets(project: Project, entries: Sequence[_Entry]) -> None:
+    """One query for all. An episode is joined to its newest generation."""
+    ids: set[uuid.UUID] = set()
+    sessions: set[str] = set()
+    for entry in entries:
+        assert entry.payload is not None
+        target = entry.payload.target
+        if target.kind == "episode":
+            entry.target_id = target.id
+            sessions.add(target.id)
+            continue
+        try:
+            key = uuid.UUID(target.id.removeprefix("chatcmpl-"))
+        except ValueError:
+            entry.error = Invalid("target.id of a generation is the id that its answer carried", field="target.id")
+            continue
+        entry.target_id = str(key)
+        ids.add(key)
+    found = targets_find(project=project, ids=ids, sessions=sessions)
+    for entry in _open(entries):
+        entry.target = found.get(entry.target_id)
+        if entry.target is not None and entry.target.project_id != project.pk:
+            entry.refusal = NotFound("no such generation in this project", field="target.id")
+        elif entry.target is not None and entry.target.erased:
+            entry.refusal = Gone("the generation was erased at its user's wish", field="target.id")
+
+
+def _look_back(sender: Sender, entries: Sequence[_Entry]) -> None:
+    """Dry runs, and events whose target is gone meanwhile, may have been accepted before."""
+    if not entries:
+        return
+    rows = FeedbackReceipt.objects.filter(project=sender.project, sender=sender.name)
+    receipts = {row.event_id: row for row in rows.filter(event_id__in=[entry.event_id for entry in entries])}
+    states = _states(row.feedback_id for row in receipts.values())
+    for entry in entries:
+        if entry.error is not None:
+            continue
+        row = receipts.get(entry.event_id)
+        if row is not None:
+            entry.settle(Stored(row.feedback_id, row.body_hash, fresh=False), states.get(row.feedback_id, "retracted"))
+        elif entry.refusal is None:
+            entry.receipt = Receipt(200, None, entry.state)
+
+
+def _store(sender: Sender, entries: Sequence[_Entry]) -> None:
+    """Write what is left, together. The same event twice in one batch is one event."""
+    if not entries:
+        return
+    content = map_content(sender.project)
+    first = {entry.event_id: entry for entry in reversed(entries)}
+    rows = {event_id: _row(sender.project, entry, content) for event_id, entry in first.items()}
+    stored = _stored(sender, list(rows.values()))
+    states = _states(found.feedback_id for found in stored.values() if isinstance(found, Stored) and not found.fresh)
+    for entry in entries:
+        found = stored[entry.event_id]
+        if isinstance(found, ControlPlaneError):
+            entry.error = found
+        elif found.fresh:
+            mine = Stored(found.feedback_id, found.body_hash, fresh=entry is first[entry.event_id])
+            entry.settle(mine, rows[entry.event_id].state.value)
+        else:
+            entry.settle(found, states.get(found.feedback_id, FeedbackState.RETRACTED))
+
+
+def _stored(sender: Sender, rows: list[Row]) -> dict[str, Stored | ControlPlaneError]:
+    """In one transaction; where the database cannot hold that, row by row, so that one cannot spoil the others."""
+    source_id = sender.source.pk if sender.source else None
     try:
-        wanted = uuid.UUID(payload.target.id.removeprefix("chatcmpl-"))
-    except ValueError as error:
-        raise Invalid("target.id of a generation is the id that its answer carried", field="target.id") from error
-    row = Generation.objects.select_related("lane").filter(id=wanted).first()
-    if row is None:
-        return None
-    if row.lane.project_id != project.id:
-        raise NotFound("no such generation in this project", field="target.id")
-    if row.erased_at is not None:
-        raise Gone("the generation was erased at its user's wish", field="target.id")
-    return row
+        return dict(
+            intake_store(project=sender.project, sender=sender.name, source_id=source_id, rows=rows, actor=sender.actor)
+        )
+    except DataError as error:
+        if len(rows) == 1:
+            return {rows[0].event_id: Invalid(f"the event cannot be stored: {str(error)[:200]}")}
+        return {event_id: found for row in rows for event_id, found in _stored(sender, [row]).items()}
 
 
-def _store(
-    *,
-    project: Project,
-    sender: str,
-    source: FeedbackSource | None,
-    signal: SignalDefinition,
-    payload: FeedbackPayload,
-    body_hash: str,
-    generation: Generation | None,
-    actor: Actor,
-) -> Receipt:
+def _row(project: Project, entry: _Entry, content: SignalMapContent | None) -> Row:
+    payload, signal, target = entry.payload, entry.signal, entry.target
+    assert payload is not None
+    assert signal is not None
     consent = narrowest(payload.consent, project.consent)
-    keep_text = consent != Consent.NONE
-    quarantined = generation is not None and generation.version.quarantined_at is not None
-    joined = FeedbackState.QUARANTINED if quarantined else FeedbackState.JOINED
-    target_id = payload.target.id.removeprefix("chatcmpl-")
-    feedback = Feedback.objects.create(
-        project=project,
-        sender=sender,
-        source=source,
-        signal=signal,
-        state=joined if generation else FeedbackState.PENDING,
+    kept = consent != Consent.NONE
+    return Row(
+        event_id=entry.event_id,
+        body_hash=entry.body_hash,
+        signal_id=signal.pk,
+        signal=signal.slug,
+        state=target.state_of(signal.slug, content) if target else FeedbackState.PENDING,
         target_kind=payload.target.kind,
-        target_id=str(uuid.UUID(target_id)) if payload.target.kind != "episode" else payload.target.id,
-        generation_id=generation.id if generation else None,
+        target_id=entry.target_id,
+        generation_id=target.generation_id if target else None,
+        lane_id=target.lane_id if target else None,
         value=payload.value,
         occurred_at=payload.occurred_at,
         actor_hash=payload.actor.hash,
         actor_kind=payload.actor.kind,
-        comment=payload.comment if keep_text else "",
-        demonstration=(payload.demonstration or "") if keep_text else "",
-        tags=payload.tags if keep_text else {},
-        consent=consent,
+        comment=payload.comment if kept else "",
+        demonstration=(payload.demonstration or "") if kept else "",
+        tags=payload.tags if kept else {},
+        consent=consent.value,
     )
-    FeedbackReceipt.objects.create(
-        project=project, sender=sender, event_id=str(payload.event_id), body_hash=body_hash, feedback_id=feedback.id
-    )
-    event_append(
-        project_id=project.id,
-        topic=lane_topic(generation.lane_id) if generation else project_topic(project.id),
-        event_type=EventType.FEEDBACK_RECEIVED,
-        actor=actor,
-        data={"feedback": str(feedback.id), "signal": signal.slug, "value": payload.value, "state": feedback.state},
-    )
-    return Receipt(201 if generation else 202, feedback.id, feedback.state)
 
 
-def feedback_sweep(*, limit: int = 500) -> int:
-    """Join pending feedback whose generation has arrived; give up on what waited past the horizon."""
-    known = Generation.objects.annotate(text_id=Cast("id", CharField())).filter(text_id=OuterRef("target_id"))
-    waiting = Feedback.objects.filter(state=FeedbackState.PENDING)
-    moved = 0
-    for row in waiting.exclude(target_kind="episode").filter(Exists(known))[:limit]:
-        moved += Feedback.objects.filter(id=row.id, state=FeedbackState.PENDING).update(
-            state=FeedbackState.JOINED, generation_id=uuid.UUID(row.target_id)
-        )
-    horizon = timedelta(seconds=settings.FEEDBACK_HORIZON_S)
-    return moved + waiting.filter(created_at__lt=Now() - horizon).update(state=FeedbackState.ORPHANED)
-
-
-@transaction.atomic
-def feedback_retract(*, project: Project, feedback_id: uuid.UUID, actor: Actor, reason: str = "") -> list[str]:
-    """Withdraw an event: a tombstone stays. Returns the versions that were trained on its generation.
-
-    Raises: NotFound; Gone when it was retracted before.
-    """
-    row = Feedback.objects.filter(project=project, id=feedback_id).first()
-    if row is None:
-        raise NotFound("no such feedback in this project")
-    if row.state == FeedbackState.RETRACTED:
-        raise Gone("this feedback was retracted before")
-    trained = _trained_on(row)
-    transition(
-        row,
-        to=FeedbackState.RETRACTED,
-        value=None,
-        comment="",
-        demonstration="",
-        tags={},
-    )
-    event_append(
-        project_id=project.id,
-        topic=project_topic(project.id),
-        event_type=EventType.FEEDBACK_CHANGED,
-        actor=actor,
-        reason=reason,
-        data={"feedback": str(row.id), "state": row.state, "trained": trained},
-    )
-    return trained
-
-
-def _trained_on(row: Feedback) -> list[str]:
-    if row.generation_id is None:
-        return []
-    items = BatchItem.objects.filter(generation_id=row.generation_id).select_related("step__version")
-    return [str(item.step.version) for item in items if item.step.version is not None]
-
-
-def feedback_quarantine(*, version: PolicyVersion) -> int:
-    """Set aside all feedback on what a bad version said, so that nothing is trained on it."""
-    generations = Generation.objects.filter(version=version).values("id")
-    return Feedback.objects.filter(
-        generation_id__in=generations, state__in=sources_of(FeedbackState.QUARANTINED)
-    ).update(state=FeedbackState.QUARANTINED)
-
-
-def payload_reject(*, project: Project, sender: str, body: bytes, error: ControlPlaneError, actor: Actor) -> None:
-    """Keep a refused payload of an authenticated sender, cut to a bound; the oldest make room."""
-    if isinstance(error, Throttled):
-        return
-    text = body[:REJECTED_BYTES].decode("utf-8", "replace").replace("\x00", "\ufffd")
-    with transaction.atomic():
-        row = RejectedPayload.objects.create(
-            project=project, sender=sender, body=text, code=error.code, detail=error.message[:1000]
-        )
-        rows = RejectedPayload.objects.filter(project=project).order_by("-created_at")
-        surplus = list(rows.values_list("id", flat=True)[REJECTED_KEPT:])
-        RejectedPayload.objects.filter(id__in=surplus).delete()
-        event_append(
-            project_id=project.id,
-            topic=project_topic(project.id),
-            event_type=EventType.PAYLOAD_REJECTED,
-            actor=actor,
-            data={"payload": str(row.id), "sender": sender, "code": error.code},
-        )
-
-
-def payload_text(data: Any) -> bytes:
-    """A parsed body as it is kept for replay."""
-    return json.dumps(data, ensure_ascii=True)[:REJECTED_BYTES].encode()
-
-
-def payload_replay(*, row: RejectedPayload, actor: Actor) -> Receipt:
-    """Send a kept payload through the full validation again. Raises: as feedback_receive."""
-    source = FeedbackSource.objects.filter(project=row.project, slug=row.sender).first()
-    try:
-        data = json.loads(row.body)
-    except ValueError as error:
-        raise Invalid("the kept payload is not JSON, or was cut at its bound") from error
-    receipt = feedback_receive(project=row.project, sender=row.sender, source=source, data=data, actor=actor)
-    RejectedPayload.objects.filter(id=row.id).update(replayed_at=Now())
-    return receipt
+def _states(ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, str]:
+    wanted = list(ids)
+    return dict(Feedback.objects.filter(id__in=wanted).values_list("id", "state")) if wanted else {}

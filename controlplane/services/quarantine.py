@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from django.db import connection
 from django.db.models.functions import Now
 
 from controlplane.models import PolicyVersion
-from controlplane.services.feedback import feedback_quarantine
+from controlplane.services.retractions import feedback_quarantine
 
 _DESCENDANTS = """
 WITH RECURSIVE family(id) AS (
@@ -32,12 +34,17 @@ def version_quarantine(*, version: PolicyVersion) -> int:
 
     In the caller's transaction, which says why in its event.
     """
-    with connection.cursor() as cursor:
-        cursor.execute(_DESCENDANTS, [version.id])
-        family = [row[0] for row in cursor.fetchall()]
+    family = version_family(version)
     marked = PolicyVersion.objects.filter(id__in=family, quarantined_at__isnull=True).update(quarantined_at=Now())
     feedback_quarantine(version=version)
     return marked
+
+
+def version_family(version: PolicyVersion) -> list[UUID]:
+    """The version and all that descend from it."""
+    with connection.cursor() as cursor:
+        cursor.execute(_DESCENDANTS, [version.id])
+        return [row[0] for row in cursor.fetchall()]
 
 
 def quarantined_in_line(version: PolicyVersion) -> PolicyVersion | None:

@@ -1,25 +1,27 @@
-"""Webhook sources: their signing secrets, and the check of a Standard Webhooks signature."""
+"""Sources of feedback: their secrets and keys, their trust and limits, and the check of a webhook's signature."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import hmac
-import secrets
 import time
+from typing import Any
 
-from cryptography.fernet import Fernet
-from django.conf import settings
 from django.db import transaction
 from django.db.models import F
+from django.db.models.functions import Now
 
 from controlplane.errors import ControlPlaneError, NotFound
-from controlplane.models import FeedbackSource, Project
+from controlplane.models import ApiKey, FeedbackSource, Project, User
 from controlplane.services.events import Actor, event_append, project_topic
-from controlplane.states import EventType
+from controlplane.services.sealing import seal, signing_secret, unseal
+from controlplane.services.tenancy import api_key_create
+from controlplane.states import EventType, Scope
 
 LIVE_SECRETS = 2
 TOLERANCE_S = 300
+PURPOSE = "sources"
 
 
 class BadSignature(ControlPlaneError):
@@ -29,36 +31,74 @@ class BadSignature(ControlPlaneError):
     http_status = 401
 
 
-def _cipher() -> Fernet:
-    key = hashlib.sha256(b"slipway.sources:" + settings.SECRET_KEY.encode()).digest()
-    return Fernet(base64.urlsafe_b64encode(key))
-
-
 @transaction.atomic
 def source_create(
-    *, project: Project, slug: str, actor: Actor, trust_weight: float = 1.0
+    *,
+    project: Project,
+    slug: str,
+    actor: Actor,
+    trust_weight: float = 1.0,
+    rate_per_minute: int | None = None,
+    actor_rate_per_minute: int | None = None,
 ) -> tuple[FeedbackSource, str]:
     """Create a source with one secret, which is returned once (`whsec_…`)."""
-    source = FeedbackSource.objects.create(project=project, slug=slug, trust_weight=trust_weight)
+    limits = {"rate_per_minute": rate_per_minute, "actor_rate_per_minute": actor_rate_per_minute}
+    given = {name: value for name, value in limits.items() if value is not None}
+    source = FeedbackSource.objects.create(project=project, slug=slug, trust_weight=trust_weight, **given)
     return source, source_rotate(source=source, actor=actor)
 
 
 @transaction.atomic
-def source_rotate(*, source: FeedbackSource, actor: Actor) -> str:
+def source_rotate(*, source: FeedbackSource, actor: Actor, reason: str = "") -> str:
     """Add a fresh secret and keep the newest older one live, so that senders can change over. Returns it once."""
     row = FeedbackSource.objects.select_for_update().get(id=source.id)
-    secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-    sealed = _cipher().encrypt(secret.encode()).decode()
-    row.sealed_secrets = [sealed, *row.sealed_secrets][:LIVE_SECRETS]
+    secret = signing_secret()
+    row.sealed_secrets = [seal(secret, purpose=PURPOSE), *row.sealed_secrets][:LIVE_SECRETS]
     row.save(update_fields=["sealed_secrets"])
-    event_append(
-        project_id=row.project_id,
-        topic=project_topic(row.project_id),
-        event_type=EventType.SOURCE_CHANGED,
-        actor=actor,
-        data={"source": row.slug, "secrets": len(row.sealed_secrets)},
-    )
+    _record(row, actor, reason, secrets=len(row.sealed_secrets))
     return secret
+
+
+@transaction.atomic
+def source_configure(
+    *,
+    source: FeedbackSource,
+    actor: Actor,
+    reason: str = "",
+    trust_weight: float | None = None,
+    rate_per_minute: int | None = None,
+    actor_rate_per_minute: int | None = None,
+    disabled: bool | None = None,
+) -> FeedbackSource:
+    """Change what is given: trust, limits, or whether anything is taken of it (410 while it is disabled)."""
+    row = FeedbackSource.objects.select_for_update().get(id=source.id)
+    wanted: dict[str, Any] = {
+        "trust_weight": trust_weight,
+        "rate_per_minute": rate_per_minute,
+        "actor_rate_per_minute": actor_rate_per_minute,
+    }
+    changes = {name: value for name, value in wanted.items() if value is not None and value != getattr(row, name)}
+    told = {name: [getattr(row, name), value] for name, value in changes.items()}
+    if disabled is not None and disabled != (row.disabled_at is not None):
+        changes["disabled_at"] = Now() if disabled else None
+        told["disabled"] = [not disabled, disabled]
+    if changes:
+        FeedbackSource.objects.filter(id=row.id).update(**changes)
+        _record(row, actor, reason, changes=told)
+        row.refresh_from_db()
+    return row
+
+
+@transaction.atomic
+def source_key_create(
+    *, source: FeedbackSource, name: str, actor: Actor, created_by: User | None
+) -> tuple[ApiKey, str]:
+    """Make a bearer key for feedback of this source, shown once. Revoke it as any other; several may live at once."""
+    key, token = api_key_create(
+        project=source.project, name=name, scopes=[Scope.FEEDBACK], actor=actor, created_by=created_by, source=source
+    )
+    _record(source, actor, "", key=str(key.id))
+    return key, token
 
 
 def source_authenticate(
@@ -66,7 +106,8 @@ def source_authenticate(
 ) -> FeedbackSource:
     """The source whose secret signed `{id}.{timestamp}.{body}` (Standard Webhooks, `v1,` HMAC-SHA256).
 
-    Raises: NotFound for an unknown source; BadSignature for anything else that is not a fresh, valid signature.
+    Raises: NotFound for an unknown source; BadSignature, which is counted and nothing more, for anything else that is
+    not a fresh, valid signature.
     """
     source = FeedbackSource.objects.select_related("project").filter(slug=slug).first()
     if source is None:
@@ -83,9 +124,20 @@ def _signed(source: FeedbackSource, message_id: str, timestamp: str, signature: 
     signed = f"{message_id}.{timestamp}.".encode("utf-8", "replace") + body
     offered = [part.split(",", 1)[1] for part in signature.split(" ") if part.startswith("v1,")]
     for sealed in source.sealed_secrets:
-        secret = _cipher().decrypt(sealed.encode()).removeprefix(b"whsec_")
-        expected = base64.b64encode(hmac.new(base64.b64decode(secret), signed, hashlib.sha256).digest())
+        secret = base64.b64decode(unseal(sealed, purpose=PURPOSE).removeprefix("whsec_"))
+        expected = base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest())
         for candidate in offered:
             if hmac.compare_digest(expected, candidate.encode("utf-8", "replace")):
                 return True
     return False
+
+
+def _record(source: FeedbackSource, actor: Actor, reason: str, **data: Any) -> None:
+    event_append(
+        project_id=source.project_id,
+        topic=project_topic(source.project_id),
+        event_type=EventType.SOURCE_CHANGED,
+        actor=actor,
+        reason=reason,
+        data={"source": source.slug, **data},
+    )

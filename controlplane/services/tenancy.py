@@ -16,7 +16,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from controlplane.errors import Conflict, Invalid, NotFound
-from controlplane.models import ApiKey, Membership, Project, User
+from controlplane.models import ApiKey, FeedbackSource, Membership, Project, User
 from controlplane.services.events import Actor, event_append, project_topic
 from controlplane.states import Consent, EventType, MemberRole, Scope
 
@@ -107,10 +107,11 @@ def api_key_create(
     actor: Actor,
     created_by: User | None = None,
     expires_at: datetime | None = None,
+    source: FeedbackSource | None = None,
 ) -> tuple[ApiKey, str]:
     """Make a key and return it with its secret text, which is shown this once and kept nowhere.
 
-    Raises: Invalid without a scope.
+    Feedback under a key with a source is that source's. Raises: Invalid without a scope.
     """
     wanted = sorted({Scope(scope).value for scope in scopes})
     if not wanted:
@@ -126,6 +127,7 @@ def api_key_create(
             scopes=wanted,
             created_by=created_by,
             expires_at=expires_at,
+            source=source,
         )
         key.refresh_from_db()
         _record(project, EventType.KEY_CREATED, actor, {"key": str(key.id), "name": name, "scopes": wanted})
@@ -150,11 +152,12 @@ def api_key_authenticate(*, token: str) -> ApiKey | None:
     """
     digest = _digest(token)
     live = Q(expires_at__isnull=True) | Q(expires_at__gt=Now())
-    key = ApiKey.objects.filter(live, digest=digest, revoked_at__isnull=True).select_related("project").first()
+    rows = ApiKey.objects.filter(live, digest=digest, revoked_at__isnull=True).select_related("project", "source")
+    key = rows.annotate(stale=Q(last_used_at__isnull=True) | Q(last_used_at__lt=Now() - LAST_USED_GRAIN)).first()
     if key is None or not hmac.compare_digest(key.digest, digest):
         return None
-    stale = Q(last_used_at__isnull=True) | Q(last_used_at__lt=Now() - LAST_USED_GRAIN)
-    ApiKey.objects.filter(stale, pk=key.pk).update(last_used_at=Now())
+    if key.stale:
+        ApiKey.objects.filter(pk=key.pk).update(last_used_at=Now())
     return key
 
 

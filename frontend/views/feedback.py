@@ -14,7 +14,7 @@ from controlplane.models import RejectedPayload
 from controlplane.permissions import Action
 from controlplane.selectors.pages_lanes import feedback_view
 from controlplane.services.events import lane_topic
-from controlplane.services.feedback import payload_replay
+from controlplane.services.rejections import payload_replay
 from controlplane.states import FeedbackState
 from frontend.access import Access, access_of, page
 from frontend.frame import follow, show

@@ -71,6 +71,7 @@ class KeySerializer(serializers.ModelSerializer[ApiKey]):
 
     created_by = serializers.CharField(source="created_by.username", read_only=True, default=None, allow_null=True)
     scopes = serializers.ListField(child=serializers.ChoiceField(choices=Scope.choices), read_only=True)
+    feedback_source = serializers.CharField(source="source.slug", read_only=True, default=None, allow_null=True)
 
     class Meta:
         model = ApiKey
@@ -79,6 +80,7 @@ class KeySerializer(serializers.ModelSerializer[ApiKey]):
             "name",
             "prefix",
             "scopes",
+            "feedback_source",
             "created_by",
             "created_at",
             "expires_at",

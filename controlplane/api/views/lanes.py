@@ -21,6 +21,8 @@ from controlplane.api.serializers.lanes import (
     LaneSerializer,
     ServedSerializer,
     TrainInput,
+    WithdrawInput,
+    WithdrawnSerializer,
 )
 from controlplane.api.serializers.runs import RunSerializer
 from controlplane.errors import Conflict, Invalid, NotFound
@@ -29,6 +31,7 @@ from controlplane.permissions import Action
 from controlplane.selectors import api_lanes as select
 from controlplane.selectors.api_runs import runs_of
 from controlplane.services import lanes
+from controlplane.services.consents import Withdrawal, consent_withdraw
 from controlplane.services.erasures import user_erase
 from controlplane.services.windows import lane_train
 from rl_core.store.object_store import open_store
@@ -153,6 +156,18 @@ class LaneErase(OfLane, ActionView):
             store=open_store(settings.STORE_URL),
         )
         return {"generations": count}
+
+
+class LaneWithdrawConsent(OfLane, ActionView):
+    """End a user's consent: nothing of theirs is trained on from now on; says which versions were trained on it."""
+
+    actions = {"POST": Action.FEEDBACK_RETRACT}
+    serializer_class = WithdrawnSerializer
+    input_serializer = WithdrawInput
+
+    def perform(self, data: dict[str, Any]) -> Withdrawal:
+        """Withdraw."""
+        return consent_withdraw(lane=self.lane(), user_key=data["user"], actor=self.actor, reason=data["reason"])
 
 
 class GenerationList(ListView):

@@ -71,12 +71,16 @@ MATRIX: dict[tuple[str, str], Action] = {
     ("POST", BASE + "releases/<uuid:id>/promote"): Action.RELEASES_APPROVE,
     ("POST", BASE + "releases/<uuid:id>/abort"): Action.RELEASES_ABORT,
     ("POST", BASE + "releases/<uuid:id>/rollback"): Action.RELEASES_ABORT,
+    ("POST", BASE + "lanes/<slug:slug>/withdraw-consent"): Action.FEEDBACK_RETRACT,
     ("POST", BASE + "feedback/<uuid:id>/retract"): Action.FEEDBACK_RETRACT,
     ("POST", BASE + "rejected-payloads/<uuid:id>/replay"): Action.WORK_REPLAY,
     ("POST", BASE + "signals"): Action.RUBRICS_PUBLISH,
+    ("POST", BASE + "signals/detected"): Action.RUBRICS_PUBLISH,
     ("POST", BASE + "signal-maps"): Action.RUBRICS_PUBLISH,
     ("POST", BASE + "sources"): Action.LANES_MANAGE,
     ("POST", BASE + "sources/<slug:slug>/rotate"): Action.LANES_MANAGE,
+    ("POST", BASE + "sources/<slug:slug>/configure"): Action.LANES_MANAGE,
+    ("POST", BASE + "sources/<slug:slug>/keys"): MANAGE,
     **{
         ("GET", BASE + route): READ
         for route in (
@@ -137,6 +141,7 @@ MATRIX: dict[tuple[str, str], Action] = {
             "alerts/<uuid:id>/deliveries",
             "alert-hooks",
             "feedback",
+            "feedback/health",
             "rejected-payloads",
             "signals",
             "signal-maps",

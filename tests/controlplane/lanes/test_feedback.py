@@ -10,19 +10,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import connection, connections
 
-from controlplane.errors import Conflict, Gone, Invalid, NotFound
+from controlplane.errors import Conflict, Gone, Invalid, Malformed, NotFound
 from controlplane.models import Event, Feedback, FeedbackReceipt, Generation, RejectedPayload
 from controlplane.services.erasures import user_erase
-from controlplane.services.feedback import (
-    feedback_receive,
-    feedback_retract,
-    feedback_sweep,
-    payload_reject,
-    payload_replay,
-)
+from controlplane.services.feedback import Sender, feedback_receive
 from controlplane.services.generations import narrowest
+from controlplane.services.joins import feedback_sweep
+from controlplane.services.rejections import Refused, payload_replay, payloads_reject
+from controlplane.services.retractions import feedback_retract
 from controlplane.services.signals import signal_define
-from controlplane.states import Consent, FeedbackState, SignalType
+from controlplane.states import Consent, FeedbackState, PayloadKind, SignalType
 from rl_core.store import open_store
 from rl_core.types import Trajectory
 from tests.lane_rows import ACTOR, lane_world, thumbs
@@ -190,15 +187,16 @@ def test_rejected_payloads_are_bounded_and_replayed_through_the_full_validation(
     generation = world.generate(store)
     body = thumbs(generation.id, signal="applause")
     error = NotFound("no signal")
-    payload_reject(project=world.project, sender="key", body=json.dumps(body).encode(), error=error, actor=ACTOR)
-    payload_reject(project=world.project, sender="key", body=b"\x00\xff" * 100_000, error=error, actor=ACTOR)
+    sender = Sender(world.project, "key", ACTOR)
+    for raw in (json.dumps(body).encode(), b"\x00\xff" * 100_000):
+        payloads_reject(sender=sender, kind=PayloadKind.FEEDBACK, refused=[Refused(raw, error)])
     kept, junk = RejectedPayload.objects.filter(project=world.project).order_by("created_at", "id")
-    assert len(junk.body) <= 8 * 1024
+    assert len(junk.body) <= 64 * 1024
     with pytest.raises(NotFound):
         payload_replay(row=kept, actor=ACTOR)
     signal_define(project=world.project, slug="applause", value_type=SignalType.BOOLEAN)
     assert payload_replay(row=kept, actor=ACTOR).status == 201
-    with pytest.raises(Invalid):
+    with pytest.raises(Malformed):
         payload_replay(row=junk, actor=ACTOR)
 
 
