@@ -10,14 +10,14 @@ from pathlib import Path
 from django.conf import settings
 from django.db import Error, close_old_connections
 
-from controlplane.models import Run, User
+from controlplane.models import Project, Run, User
 from controlplane.processes.background import Background
 from controlplane.processes.demo_report import progress_line, step_line, summary_lines
 from controlplane.processes.demo_spec import DemoTask, demo_spec
 from controlplane.processes.errors import DemoFault
 from controlplane.processes.output import Say
 from controlplane.processes.progress import Progress
-from controlplane.processes.seed import PROJECT, Seeded, seed_demo
+from controlplane.processes.seed import Seeded, seed_demo
 from controlplane.selectors.run_summary import RunSummary, run_summary
 from controlplane.services.events import SYSTEM, Actor
 from controlplane.services.runs import run_create, run_stop
@@ -51,9 +51,7 @@ class Demo:
         """Everything the run needs, and the run itself. Raises: ControlPlaneError."""
         plan = self._plan
         seeded = seed_demo(say=self._say, model_folder=plan.model_folder, moe=plan.moe)
-        for old in Run.objects.filter(project__slug=PROJECT).exclude(state__in=_ENDED):
-            self._say(f"stopping run {old.name!r}, which an earlier demonstration left unfinished")
-            run_stop(run=old, actor=SYSTEM, reason="a new demonstration starts")
+        runs_stop_unfinished(project=seeded.project, say=self._say)
         spec = demo_spec(
             task=plan.task, model=seeded.model.slug, clusters=seeded.clusters, seed=plan.seed, steps=plan.steps
         )
@@ -113,3 +111,10 @@ class Demo:
             self._say(step_line(step, total=total, elapsed_s=time.monotonic() - started))
             shown = step.number
         return shown
+
+
+def runs_stop_unfinished(*, project: Project, say: Say) -> None:
+    """End the runs that an interrupted demonstration left, so that they take nothing from the new one."""
+    for old in Run.objects.filter(project=project).exclude(state__in=_ENDED):
+        say(f"stopping run {old.name!r}, which an earlier demonstration left unfinished")
+        run_stop(run=old, actor=SYSTEM, reason="a new demonstration starts")

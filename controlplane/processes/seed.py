@@ -7,28 +7,24 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from django.conf import settings
 
-from controlplane.models import Cluster, Lane, ModelCard, Project, Replica, SignalDefinition, SignalMap, User
+from controlplane.models import Cluster, ModelCard, Project, Replica, User
 from controlplane.processes.errors import ServiceFailed
 from controlplane.processes.output import Say
 from controlplane.processes.records import write_atomically
+from controlplane.processes.seed_lane import seed_lane
 from controlplane.services.catalog import model_register, rubric_publish, task_set_create
 from controlplane.services.events import SYSTEM
 from controlplane.services.fleet import cluster_create, replica_register
-from controlplane.services.lanes import lane_create
-from controlplane.services.signals import signal_define, signal_map_publish
 from controlplane.services.tenancy import membership_set, project_create, user_create
-from controlplane.states import MemberRole, SignalType
+from controlplane.states import MemberRole
 from rl_core.environments.registry import ENVIRONMENTS
 from rl_core.types import ClusterRole
 
 PROJECT = "demo"
-LANE = "assistant"
-LANE_PROMPT = "You are a helpful assistant. Answer in one short sentence."
 PEOPLE = {"engineer": MemberRole.OWNER, "reviewer": MemberRole.REVIEWER}
 ROLLOUT_CLUSTERS = {"rollout-west": "us-west", "rollout-east": "eu-central"}
 SERVING_CLUSTER = "serving"
@@ -84,7 +80,7 @@ def seed_demo(*, say: Say, model_folder: Path | None = None, moe: bool = False) 
         _cluster(project, name, ClusterRole.ROLLOUT, region, model, weight_slots=1)
     if not moe:
         serving = _cluster(project, SERVING_CLUSTER, ClusterRole.SERVING, "us-west", model, weight_slots=2)
-        _lane(project, serving, model)
+        seed_lane(project=project, serving=serving, model=model)
     return Seeded(project=project, model=model, clusters=clusters, logins=logins)
 
 
@@ -177,16 +173,6 @@ def _cluster(
 def _cluster_name(base: str, model: ModelCard) -> str:
     """A cluster's engines load one model, so another model has clusters of its own."""
     return base if model.slug == DENSE else f"{base}-{model.slug}"[:64]
-
-
-def _lane(project: Project, serving: Cluster, model: ModelCard) -> None:
-    if not Lane.objects.filter(project=project, slug=LANE).exists():
-        lane_create(project=project, slug=LANE, cluster=serving, model=model, actor=SYSTEM, system_prompt=LANE_PROMPT)
-    if not SignalDefinition.objects.filter(project=project, slug="thumbs").exists():
-        signal_define(project=project, slug="thumbs", value_type=SignalType.BOOLEAN)
-    if not SignalMap.objects.filter(project=project).exists():
-        content: dict[str, Any] = {"signals": {"thumbs": {"values": {"true": 1.0, "false": 0.0}}}}
-        signal_map_publish(project=project, content=content, author=None, actor=SYSTEM)
 
 
 def _slug(name: str) -> str:

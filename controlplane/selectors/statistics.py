@@ -35,6 +35,25 @@ def paired_interval(
     return _interval(fmean(values), means, len(values), level)
 
 
+def crossed_interval(
+    cells: Sequence[Sequence[float]], *, seed: int = 0, draws: int = DRAWS // 2, level: float = 0.95
+) -> Interval:
+    """Mean of a table, resampled over rows and columns at once; `n` is the smaller count of both.
+
+    For values that share a cause along both: questions and people, say. Owen, "The pigeonhole bootstrap" (2007): it is
+    somewhat too wide, never too narrow. Raises: ValueError for a table without cells.
+    """
+    if not cells or not cells[0]:
+        raise ValueError("a table needs cells")
+    generator = random.Random(seed)
+    columns = range(len(cells[0]))
+    means = []
+    for _ in range(draws):
+        chosen = generator.choices(columns, k=len(columns))
+        means.append(fmean(row[column] for row in generator.choices(cells, k=len(cells)) for column in chosen))
+    return _interval(fmean(map(fmean, cells)), means, min(len(cells), len(columns)), level)
+
+
 def difference_interval(
     first: Sequence[float], last: Sequence[float], *, seed: int = 0, draws: int = DRAWS, level: float = 0.95
 ) -> Interval:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.errors import ControlPlaneError
 from controlplane.processes.seed import seed_demo
+from controlplane.processes.seed_lane import lane_access
 
 
 class Command(BaseCommand):
@@ -28,5 +30,8 @@ class Command(BaseCommand):
             seeded = seed_demo(say=self.stdout.write, model_folder=options["model"], moe=options["moe"])
         except ControlPlaneError as error:
             raise CommandError(str(error)) from error
+        if not options["moe"]:
+            lane_access(seeded.project)
+            self.stdout.write(f"the lane's gateway key and signing secret are in {settings.STATE_DIR}/demo_lane.json")
         for name, password in seeded.logins.items():
             self.stdout.write(f"log in  {name} / {password}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -88,10 +87,3 @@ def satisfied(persona: Persona, reading: Reading, *, words_misread: float = 0.0)
         Wish.NO_QUESTION: not reading.question,
     }
     return all(met[wish] for wish in persona.wishes)
-
-
-def satisfaction(personas: Iterable[Persona], text: str) -> float:
-    """The share of these people whom a reply satisfies: the truth, without noise, slips or silence."""
-    reading = read(text)
-    verdicts = [satisfied(persona, reading) for persona in personas]
-    return sum(verdicts) / len(verdicts)

@@ -25,6 +25,7 @@ import openai
 from standardwebhooks import Webhook
 
 from controlplane.processes.errors import DemoFault
+from controlplane.processes.lane_demo.judgement import read, satisfied
 from controlplane.processes.lane_demo.population import Person, Reaction, Temper, react
 from rl_core.environments.short_replies import MAX_TOKENS
 
@@ -54,6 +55,9 @@ class Tally:
     replies: int = 0
     silent: int = 0
     slips: int = 0
+    # Replies of each version to honest people, and how many truly satisfied them: what no signal says outright.
+    read: Counter[str] = field(default_factory=Counter)
+    satisfying: Counter[str] = field(default_factory=Counter)
     # HTTP statuses of feedback, by how its sender meant it.
     statuses: dict[Temper, Counter[int]] = field(default_factory=lambda: {temper: Counter() for temper in Temper})
 
@@ -138,12 +142,19 @@ class Crowd:
                     "X-Slipway-Consent": "train",
                 },
             )
-        self.tally.replies += 1
-        reactions = react(person, answer.choices[0].message.content or "", seed=self._seed, number=number)
+        text = answer.choices[0].message.content or ""
+        self._count(person, answer.system_fingerprint or "", text)
+        reactions = react(person, text, seed=self._seed, number=number)
         self.tally.silent += not reactions
         for reaction in reactions:
             await asyncio.sleep(reaction.delay_s if reaction is reactions[0] else 0)
             await self._send(person, answer.id, reaction)
+
+    def _count(self, person: Person, version: str, text: str) -> None:
+        self.tally.replies += 1
+        if person.temper is Temper.HONEST:
+            self.tally.read[version] += 1
+            self.tally.satisfying[version] += satisfied(person.persona, read(text))
 
     async def _send(self, person: Person, generation: str, reaction: Reaction) -> None:
         """One event, tried again as an honest product would when it is told to come later."""

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from controlplane.selectors.statistics import difference_interval, paired_interval
+from controlplane.selectors.statistics import crossed_interval, difference_interval, paired_interval
 
 
 def test_constant_differences_have_no_width():
@@ -34,6 +34,24 @@ def test_difference_of_two_groups_is_last_minus_first():
     interval = difference_interval([0.0, 0.2, 0.1], [0.9, 1.0, 0.8])
     assert interval.mean == pytest.approx(0.8)
     assert 0.5 < interval.low <= 0.8 <= interval.high < 1.0
+
+
+def test_a_table_is_as_uncertain_as_its_rows_and_its_columns_together():
+    generator = random.Random(2)
+    rows, columns = 60, 30
+    by_row = [generator.gauss(0, 1) for _ in range(rows)]
+    by_column = [generator.gauss(0, 1) for _ in range(columns)]
+    cells = [[1 + row + column for column in by_column] for row in by_row]
+    interval = crossed_interval(cells)
+    width = 1.96 * (1 / rows + 1 / columns) ** 0.5  # variance 1 along either
+    assert interval.n == columns
+    assert interval.mean == pytest.approx(1 + sum(by_row) / rows + sum(by_column) / columns)
+    assert interval.high - interval.low == pytest.approx(2 * width, rel=0.25)
+    # Rows alone would promise far too much.
+    alone = paired_interval([sum(row) / columns for row in cells])
+    assert alone.high - alone.low < 0.75 * (interval.high - interval.low)
+    with pytest.raises(ValueError, match="cells"):
+        crossed_interval([[]])
 
 
 def test_the_same_seed_gives_the_same_interval():

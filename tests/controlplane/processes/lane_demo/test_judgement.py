@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.processes.lane_demo.judgement import PERSONAS, Reading, read, satisfaction, satisfied
+from controlplane.processes.lane_demo.judgement import PERSONAS, Reading, read, satisfied
 
 STRICT, HURRIED, EASY, PATIENT = PERSONAS
 
@@ -50,11 +50,6 @@ def test_who_is_satisfied(text, happy):
 def test_a_length_that_seems_longer_than_it_is():
     assert satisfied(STRICT, read(words(16)), words_misread=0.0)
     assert not satisfied(STRICT, read(words(16)), words_misread=0.5)
-
-
-def test_the_truth_is_the_share_of_the_people_who_are_satisfied():
-    assert satisfaction([STRICT, STRICT, EASY, PATIENT], "Sure, bees make honey.") == 0.25
-    assert satisfaction(PERSONAS, "Bees make honey.") == 1.0
 
 
 def test_the_personas_are_a_whole_population_of_which_56_per_cent_answer():
