@@ -13,10 +13,12 @@ PRESENT = (ReplicaState.READY, ReplicaState.RECONCILING, ReplicaState.POISONED)
 def lanes_place() -> int:
     """Target replicas that no slot tells to hold the promoted version: new ones, and those of a new lane.
 
-    Returns how many were targeted. A slot that holds a candidate is left alone, and so is a person's pin.
+    Returns how many were targeted. A slot that holds a candidate is left alone, and so is a person's pin. No replica is
+    given a quarantined version, though another lane may have left it promoted.
     """
     targeted = 0
-    for lane in Lane.objects.filter(promoted_version__isnull=False).select_related("promoted_version", "cluster"):
+    good = Lane.objects.filter(promoted_version__isnull=False, promoted_version__quarantined_at__isnull=True)
+    for lane in good.select_related("promoted_version", "cluster"):
         for replica in Replica.objects.filter(cluster=lane.cluster, state__in=PRESENT).prefetch_related("slots"):
             targeted += _place(lane, replica)
     return targeted

@@ -14,7 +14,7 @@ from django.db import connection
 
 from controlplane.errors import NotFound
 from controlplane.models import CanaryStep, Release
-from controlplane.selectors.reward_sql import longest_horizon_s, rewards_query, rule_rows, values_query
+from controlplane.selectors.reward_sql import rewards_query, values_query
 from controlplane.services.signals import SignalMapContent
 from controlplane.services.windows import signal_map_current
 from controlplane.states import Arm
@@ -80,7 +80,7 @@ class CanaryRows:
 def canary_rows(*, release: Release, spec: CadenceSpec, step: CanaryStep, now: datetime) -> CanaryRows:
     """Read everything as it stands at `now`, the database's."""
     content = _signal_map(release)
-    horizon_s = max(spec.horizon_s, longest_horizon_s(content) if content else 0.0)
+    horizon_s = max(spec.horizon_s, content.longest_horizon_s if content else 0.0)
     base = {"release": release.pk, "matured": now - timedelta(seconds=horizon_s), "step": step.position}
     metrics = {metric.name: _outcomes(metric, content, base) for metric in spec.canary.metrics}
     exposures = [(int(row[0]), float(row[1]), int(row[2]), int(row[3])) for row in _rows(_EXPOSURES, base)]
@@ -107,7 +107,9 @@ def _outcomes(metric: MetricSpec, content: SignalMapContent | None, base: dict[s
     elif content is None:
         return []
     else:
-        query, parameters["rules"] = _OF_FEEDBACK.format(rewards=rewards_query(_COMPLETE)), rule_rows(content)
+        rewards, values = rewards_query(_COMPLETE, content)
+        query = _OF_FEEDBACK.format(rewards=rewards)
+        parameters.update(values)
     return [
         UserOutcome(stratum=int(stratum), arm=arm, total=float(total), count=int(count), user=user)
         for stratum, arm, user, total, count in _rows(query, parameters)

@@ -1,7 +1,8 @@
 """`controlplane.services.signals.reward_of` as one query over many generations.
 
 A test compares the two on random feedback; whoever changes one changes the other. `{generations}` is a condition on
-the generations `g` that count.
+the generations `g` that count. Each row: canary step, arm, version, user (or the generation, without a user key), and
+what the feedback on one generation comes to.
 """
 
 from __future__ import annotations
@@ -10,68 +11,80 @@ from typing import Any
 
 import msgspec
 
-from controlplane.services.signals import SignalMapContent
+from controlplane.services.signals import SignalMapContent, Silence
 
-# Each sender's newest event of a signal counts alone.
+# An actor's newest event of a signal counts alone; its clock is believed between the answer and the event's arrival.
 _NEWEST = """
-SELECT DISTINCT ON (f.generation_id, f.sender, f.actor_hash, f.signal_id)
-       g.id AS generation_id, g.canary_step, g.arm, g.version_id, g.created_at AS answered_at,
-       coalesce(nullif(g.user_hash, ''), g.id::text) AS who,
-       f.value, f.occurred_at, s.slug, s.value_type, s.minimum, s.maximum, coalesce(o.trust_weight, 1.0) AS trust
+SELECT DISTINCT ON (f.generation_id, f.sender, f.signal_id, f.actor_hash)
+       f.generation_id, f.sender, s.slug, s.value_type, s.minimum, s.maximum, f.value,
+       coalesce(o.trust_weight, 1.0) AS trust,
+       extract(epoch FROM least(greatest(f.occurred_at, g.created_at), greatest(f.created_at, g.created_at))
+                          - g.created_at)::float AS elapsed_s
 FROM controlplane_generation g
 JOIN controlplane_feedback f ON f.generation_id = g.id AND f.state = 'joined'
 JOIN controlplane_signaldefinition s ON s.id = f.signal_id
 LEFT JOIN controlplane_feedbacksource o ON o.id = f.source_id
 WHERE {generations}
-ORDER BY f.generation_id, f.sender, f.actor_hash, f.signal_id, f.occurred_at DESC, f.id DESC
+ORDER BY f.generation_id, f.sender, f.signal_id, f.actor_hash, f.occurred_at DESC, f.id DESC
 """
-_REWARDS = """
-SELECT e.generation_id, e.canary_step, e.arm, e.version_id, e.who,
-       sum(e.weight * e.reward) / sum(e.weight) AS reward
+# The actors of one sender share its one voice on a signal.
+_HEARD = """
+SELECT v.generation_id, sum(v.weight * v.value) / sum(v.weight) AS reward
 FROM (
-    SELECT n.*, r.weight * n.trust AS weight,
-           CASE WHEN n.value_type <> 'number' THEN (r.values ->> (n.value #>> '{{}}'))::float
-                WHEN jsonb_typeof(n.value) = 'number' THEN
-                    r.low + ((n.value #>> '{{}}')::float - n.minimum) / (n.maximum - n.minimum) * (r.high - r.low)
-           END AS reward
-    FROM (NEWEST) n
-    JOIN jsonb_to_recordset(%(rules)s::jsonb)
-      AS r(slug text, "values" jsonb, low float, high float, weight float) ON r.slug = n.slug
-) e
-WHERE e.reward IS NOT NULL AND e.weight > 0
-GROUP BY e.generation_id, e.canary_step, e.arm, e.version_id, e.who
-"""
-_VALUES = """
-SELECT v.generation_id, v.canary_step, v.arm, v.version_id, v.who, avg(v.number) AS reward
-FROM (
-    SELECT n.*, CASE jsonb_typeof(n.value)
-           WHEN 'boolean' THEN (n.value #>> '{{}}')::boolean::int::float
-           WHEN 'number' THEN (n.value #>> '{{}}')::float END AS number
-    FROM (NEWEST) n WHERE n.slug = %(key)s
+    SELECT e.generation_id, e.weight * sum(e.kept) / count(*) AS weight, sum(e.kept * e.reward) / sum(e.kept) AS value
+    FROM (
+        SELECT n.generation_id, n.sender, n.slug, r.weight * n.trust AS weight,
+               CASE WHEN r.half_life_s > 0 THEN power(0.5::float, n.elapsed_s / r.half_life_s) ELSE 1.0 END AS kept,
+               CASE WHEN n.value_type <> 'number' THEN (r.values ->> (n.value #>> '{{}}'))::float
+                    WHEN jsonb_typeof(n.value) = 'number' THEN
+                        r.low + ((n.value #>> '{{}}')::float - n.minimum) / (n.maximum - n.minimum) * (r.high - r.low)
+               END AS reward
+        FROM (NEWEST) n
+        JOIN jsonb_to_recordset(%(rules)s::jsonb) AS r(
+            slug text, "values" jsonb, low float, high float, weight float,
+            delay_s float, half_life_s float, horizon_s float
+        ) ON r.slug = n.slug
+        WHERE n.elapsed_s >= r.delay_s AND (r.horizon_s = 0 OR n.elapsed_s <= r.horizon_s)
+    ) e
+    WHERE e.reward IS NOT NULL
+    GROUP BY e.generation_id, e.sender, e.slug, e.weight
+    HAVING sum(e.kept) > 0
 ) v
-WHERE v.number IS NOT NULL
-GROUP BY v.generation_id, v.canary_step, v.arm, v.version_id, v.who
+GROUP BY v.generation_id
+"""
+_SPOKEN = """
+SELECT g.canary_step, g.arm, g.version_id, coalesce(nullif(g.user_hash, ''), g.id::text) AS who, h.reward
+FROM controlplane_generation g JOIN (HEARD) h ON h.generation_id = g.id WHERE {generations}
+"""
+_WITH_SILENCE = """
+SELECT g.canary_step, g.arm, g.version_id, coalesce(nullif(g.user_hash, ''), g.id::text) AS who,
+       coalesce(h.reward, %(silence)s) AS reward
+FROM controlplane_generation g LEFT JOIN (HEARD) h ON h.generation_id = g.id
+WHERE {generations} AND (h.reward IS NOT NULL OR g.outcome = 'answered')
+"""
+# One signal as a number: true is 1, false 0; a category has no number and does not count.
+_NUMBERS = """
+SELECT n.generation_id, avg(CASE jsonb_typeof(n.value)
+       WHEN 'boolean' THEN (n.value #>> '{{}}')::boolean::int::float
+       WHEN 'number' THEN (n.value #>> '{{}}')::float END) AS reward
+FROM (NEWEST) n WHERE n.slug = %(key)s AND jsonb_typeof(n.value) IN ('boolean', 'number')
+GROUP BY n.generation_id
 """
 
 
-def rewards_query(generations: str) -> str:
-    """One row a generation: the reward that the map in the parameter `rules` gives it."""
-    return _REWARDS.replace("NEWEST", _NEWEST).format(generations=generations)
+def rewards_query(generations: str, content: SignalMapContent) -> tuple[str, dict[str, Any]]:
+    """The reward that the map gives each generation, silence included where it has a value; and its parameters."""
+    valued = content.silence is Silence.VALUE
+    outer = _WITH_SILENCE if valued else _SPOKEN
+    rules = [
+        {"slug": slug, **msgspec.to_builtins(rule), "horizon_s": content.horizon_of(slug)}
+        for slug, rule in content.signals.items()
+    ]
+    parameters = {"rules": msgspec.json.encode(rules).decode(), "silence": content.silence_value}
+    query = outer.replace("HEARD", _HEARD).replace("NEWEST", _NEWEST)
+    return query.format(generations=generations), parameters
 
 
 def values_query(generations: str) -> str:
-    """One row a generation: the value of the signal in the parameter `key`. True is 1, false 0, a category nothing."""
-    return _VALUES.replace("NEWEST", _NEWEST).format(generations=generations)
-
-
-def rule_rows(content: SignalMapContent) -> str:
-    """The map's rules as a JSON array for the query."""
-    rows = [{"slug": slug, **msgspec.to_builtins(rule)} for slug, rule in content.signals.items()]
-    return msgspec.json.encode(rows).decode()
-
-
-def longest_horizon_s(content: SignalMapContent) -> float:
-    """Seconds after which no feedback can change a reward of the map any more."""
-    values: list[Any] = [getattr(content, "horizon_s", 0.0)]
-    values += [getattr(rule, "horizon_s", 0.0) for rule in content.signals.values()]
-    return float(max(values))
+    """The value that one signal, the parameter `key`, gave each generation."""
+    return _SPOKEN.replace("HEARD", _NUMBERS).replace("NEWEST", _NEWEST).format(generations=generations)

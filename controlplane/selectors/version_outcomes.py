@@ -13,7 +13,7 @@ from django.db import connection
 
 from controlplane.errors import NotFound
 from controlplane.models import Lane, PolicyVersion, Release
-from controlplane.selectors.reward_sql import longest_horizon_s, rewards_query, rule_rows
+from controlplane.selectors.reward_sql import rewards_query
 from controlplane.services.cadence import cadence_of
 from controlplane.services.clock import database_now
 from controlplane.services.windows import signal_map_current
@@ -113,15 +113,16 @@ def _said(lane: Lane, version: PolicyVersion, arm: Arm) -> list[UserOutcome]:
     except NotFound:
         return []
     spec = cadence_of(lane)
-    horizon_s = max(longest_horizon_s(content), spec.horizon_s if spec else 0.0)
+    horizon_s = max(content.longest_horizon_s, spec.horizon_s if spec else 0.0)
+    rewards, values = rewards_query(_ANSWERED, content)
     parameters: dict[str, Any] = {
         "lane": lane.pk,
         "version": version.pk,
         "matured": database_now() - timedelta(seconds=horizon_s),
-        "rules": rule_rows(content),
+        **values,
     }
     with connection.cursor() as cursor:
-        cursor.execute(_REWARDS.format(rewards=rewards_query(_ANSWERED)), parameters)
+        cursor.execute(_REWARDS.format(rewards=rewards), parameters)
         rows = cursor.fetchall()
     return [
         UserOutcome(stratum=0, arm=arm.value, total=float(total), count=int(count), user=who)

@@ -33,7 +33,8 @@ from controlplane.services.releases import (
     seen_by_users,
 )
 from controlplane.services.residency import resident_require
-from controlplane.states import AlertKind, Arm, CanaryVerdict, EventType, ReleaseState
+from controlplane.services.work import work_cancel
+from controlplane.states import AlertKind, Arm, CanaryVerdict, EventType, ReleaseState, WorkKind
 from rl_core.shipping.canary import CanaryLook, judge
 from rl_core.shipping.specs import CadenceSpec
 
@@ -192,6 +193,7 @@ def release_step_on(*, release: Release, actor: Actor, reason: str, expected_rev
     spec = release_spec(locked)
     require_open(locked.lane, spec)
     if locked.state == ReleaseState.SHADOW and spec.canary.steps:
+        work_cancel(kind=WorkKind.SHADOW, refs=[locked.pk])
         release_note(locked, actor=actor, reason=reason, shadow={"verdict": "waived", "detail": reason})
         return canary_begin(release=locked, actor=actor, reason=reason)
     step = locked.steps.filter(ended_at__isnull=True).order_by("-position").first()

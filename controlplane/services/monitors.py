@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Count, Q
 
-from controlplane.models import Alert, Feedback, Lane, PolicyVersion, Project, Release, ServedVersion
+from controlplane.models import Alert, Lane, PolicyVersion, Project, Release, ServedVersion
+from controlplane.selectors.feedback_health import feedback_health
 from controlplane.selectors.version_outcomes import Behaviour, Gain, behaviours_of, gains_of
 from controlplane.services.alerts import alert_raise
 from controlplane.services.cadence import cadence_of
@@ -123,16 +123,14 @@ def _watch_divergence(lane: Lane, gains: list[Gain], spec: MonitorSpec) -> Alert
 
 
 def project_watch(project: Project) -> Alert | None:
-    """Whether feedback finds its generations; the alert that was raised."""
-    decided = Feedback.objects.filter(project=project).exclude(state=FeedbackState.PENDING)
-    counts = decided.aggregate(all=Count("id"), orphans=Count("id", filter=Q(state=FeedbackState.ORPHANED)))
-    if counts["all"] < ORPHANS_FROM or counts["orphans"] / counts["all"] <= ORPHAN_RATE:
+    """Whether the last days' feedback found its generations; the alert that was raised."""
+    intake = feedback_health(project).total
+    orphans, rate = intake.states.get(FeedbackState.ORPHANED, 0), intake.orphan_rate
+    decided = sum(intake.states.values()) - intake.states.get(FeedbackState.PENDING, 0)
+    if rate is None or decided < ORPHANS_FROM or rate <= ORPHAN_RATE:
         return None
-    detail = {
-        "about": "feedback",
-        "reason": f"{counts['orphans']} of {counts['all']} events never found their generation",
-        **counts,
-    }
+    reason = f"{orphans} of {decided} events never found their generation"
+    detail = {"about": "feedback", "reason": reason, "orphans": orphans, "decided": decided}
     return alert_raise(lane=None, project=project, kind=AlertKind.ORPHANS, subject="feedback", detail=detail)
 
 
