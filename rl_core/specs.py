@@ -125,6 +125,11 @@ class RlStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     eval_temperature: float = 1.0
     checkpoint_every: int = 5
 
+    @property
+    def rolls_out(self) -> bool:
+        """Whether the stage needs rollouts of simulated tasks."""
+        return True
+
     def __post_init__(self) -> None:
         for name in ("steps", "prompts_per_step", "max_turns", "checkpoint_every", "eval_tasks"):
             self._require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
@@ -267,6 +272,11 @@ class RealtimeStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="rea
     evaluation_rubric: str = "word-problems"
     evaluation_environment: str = "word-problems"
     eval_tasks: int = 40
+
+    @property
+    def rolls_out(self) -> bool:
+        """Whether the stage needs rollouts of simulated tasks."""
+        return self.replay.share > 0
 
     def __post_init__(self) -> None:
         self._require(self.minimum_answers >= 2, f"minimum_answers must be at least 2, not {self.minimum_answers}")

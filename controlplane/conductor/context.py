@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controlplane.models import Cluster, PolicyVersion, Run, Stage
-from rl_core.specs import RlStage, RunSpec, parse_run_spec
+from rl_core.specs import RunSpec, parse_run_spec
 from rl_core.types import ClusterRole
 
 
@@ -26,8 +26,8 @@ def spec_of(run: Run) -> RunSpec:
 
 
 def rollout_clusters(run: Run, spec: RunSpec) -> tuple[Cluster, ...]:
-    """The rollout clusters that the spec names, or all of the project when it names none; none without an RL stage."""
-    if not any(isinstance(stage, RlStage) for stage in spec.stages):
+    """The rollout clusters that the spec names, or all of the project's when it names none; none without rollouts."""
+    if not any(stage.rolls_out for stage in spec.stages):
         return ()
     clusters = Cluster.objects.filter(project_id=run.project_id, role=ClusterRole.ROLLOUT.value)
     if spec.rollout_clusters:

@@ -46,7 +46,7 @@ def rl_stage_advance(context: StageContext) -> None:
     spec = rl_spec(context)
     if context.run.state != RunState.RUNNING:
         return
-    if _hopeless(context):
+    if hopeless(context):
         return
     _drop_stale(context, spec)
     published = context.stage.steps.filter(state=StepState.PUBLISHED).count()
@@ -66,7 +66,7 @@ def rl_spec(context: StageContext) -> RlStage:
     return spec
 
 
-def _hopeless(context: StageContext) -> bool:
+def hopeless(context: StageContext) -> bool:
     """Fail the run when one group after another is void since it last began to run: admitting more cannot help."""
     ended = context.stage.groups.filter(finished_at__isnull=False).order_by("-finished_at")[:VOIDS_IN_A_ROW]
     last = list(ended.values_list("state", "finished_at", "reason"))
@@ -126,7 +126,7 @@ def _admit(context: StageContext, spec: RlStage, published: int) -> list[Rollout
     return groups_admit(
         run=context.run,
         stage=context.stage,
-        tasks=_next_tasks(context, intake.capacity),
+        tasks=next_tasks(context, intake.capacity),
         size=spec.group_size,
         version=context.head,
         run_seed=context.spec.seed,
@@ -148,7 +148,8 @@ def _lag(context: StageContext) -> int:
     return 0 if newest is None else max(0, context.head.number - newest)
 
 
-def _next_tasks(context: StageContext, count: int) -> list[Task]:
+def next_tasks(context: StageContext, count: int) -> list[Task]:
+    """The tasks at the stage's next `count` positions, in the run's seeded order."""
     task_set = context.stage.task_set
     if task_set is None:
         raise RuntimeError(f"stage {context.stage.pk} runs without a task set")

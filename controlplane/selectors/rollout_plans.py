@@ -12,7 +12,7 @@ from controlplane.states import GroupPurpose, ReplicaState, RolloutState, Versio
 from rl_core.environments.harness import Limits, SeedKey
 from rl_core.environments.registry import ENVIRONMENTS
 from rl_core.environments.tasks import Task
-from rl_core.specs import RlStage, parse_run_spec
+from rl_core.specs import RealtimeStage, RlStage, parse_run_spec
 from rl_core.types import ClusterRole, SamplingParams, Split, VersionRef
 
 
@@ -91,7 +91,7 @@ def rollout_plan(group: RolloutGroup) -> RolloutPlan:
         max_staleness=stage_spec.max_staleness if stage_spec else 0,
         cluster_slugs=frozenset(run_spec) if run_spec else frozenset(),
         project_id=lineage.project_id,
-        with_routes=not evaluates and bool(stage_spec and stage_spec.loss.router_replay),
+        with_routes=not evaluates and bool(stage_spec and stage_spec.router_replay),
         rollouts=tuple(
             RolloutStart(row.pk, row.attempt, row.session_key, row.state != RolloutState.RUNNING)
             for row in Rollout.objects.filter(group=group).order_by("attempt")
@@ -134,8 +134,28 @@ def places(project_ids: set[uuid.UUID]) -> list[Place]:
     return found
 
 
-def _stage_of(group: RolloutGroup) -> tuple[RlStage | None, tuple[str, ...]]:
-    """The RL stage whose settings the group follows, and the clusters that the run's spec names.
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What a stage says of its rollouts."""
+
+    sampling: SamplingParams
+    max_turns: int
+    max_context_tokens: int
+    max_staleness: int
+    router_replay: bool
+
+
+def _settings_of(stage: RlStage | RealtimeStage) -> _Settings | None:
+    """Those of a simulated stage, or of what a real-time one replays: by exactly the version that its window is of."""
+    if not stage.rolls_out:
+        return None
+    told = stage if isinstance(stage, RlStage) else stage.replay
+    staleness = stage.max_staleness if isinstance(stage, RlStage) else 0
+    return _Settings(told.sampling, told.max_turns, told.max_context_tokens, staleness, stage.loss.router_replay)
+
+
+def _stage_of(group: RolloutGroup) -> tuple[_Settings | None, tuple[str, ...]]:
+    """The settings that the group follows, and the clusters that the run's spec names.
 
     An evaluation follows the stage of its run that has the same task set; without one, the environment's defaults.
     """
@@ -145,5 +165,4 @@ def _stage_of(group: RolloutGroup) -> tuple[RlStage | None, tuple[str, ...]]:
     spec = parse_run_spec(run.spec)
     stages = Stage.objects.filter(run=run)
     stage = group.stage or stages.filter(task_set=group.task.task_set_id).order_by("position").first()
-    chosen = spec.stages[stage.position] if stage else None
-    return (chosen if isinstance(chosen, RlStage) else None), spec.rollout_clusters
+    return (_settings_of(spec.stages[stage.position]) if stage else None), spec.rollout_clusters

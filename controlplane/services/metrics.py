@@ -27,6 +27,13 @@ class Metric(StrEnum):
     CHANGED_SHARE = "changed_share"  # of all elements
     SAMPLED_TOKENS = "sampled_tokens"
     STEP_S = "step_s"  # seconds of the trainer in the step, publishing included
+    # of a real-time stage's window, at its step
+    WINDOW_ANSWERS = "window_answers"
+    WINDOW_EFFECTIVE_ANSWERS = "window_effective_answers"  # Kish's effective size of the weights
+    WINDOW_RESPONSE_RATE = "window_response_rate"
+    WINDOW_ON_POLICY = "window_on_policy_share"  # of what the lane said in the window's time
+    WINDOW_STRATA = "window_strata"
+    WINDOW_REPLAYED = "window_replayed"  # rollouts of simulated tasks mixed in
     # over time
     TOKENS_PER_S = "tokens_per_s"
     ENGINE_IDLE = "engine_idle_share"
@@ -34,6 +41,7 @@ class Metric(StrEnum):
 
 
 CLUSTER_VERSION = "version/"  # followed by the cluster's slug: the version number it serves, over time
+WINDOW_LEFT_OUT = "window_left_out/"  # followed by the reason: how many generations
 ENGINE_IDLE_OF = "engine_idle_share/"  # followed by the cluster's slug
 
 

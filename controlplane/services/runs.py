@@ -231,6 +231,9 @@ def _check_names(project: Project, spec: RunSpec) -> None:
             _check_learning(
                 project, stage.evaluation_environment, stage.evaluation_task_set, stage.evaluation_rubric, where
             )
+            if stage.rolls_out:
+                replay = stage.replay
+                _check_learning(project, replay.environment, replay.task_set, replay.rubric, f"{where}.replay")
 
 
 def _check_learning(project: Project, environment: str, task_set: str, rubric: str, where: str) -> None:

@@ -18,6 +18,7 @@ from controlplane.services.transitions import transition
 from controlplane.services.versions import PublishedWeights, version_begin, version_commit
 from controlplane.services.work import Claim, work_enqueue, work_fenced, work_finish
 from controlplane.states import ActorKind, EventType, GroupState, StepState, WorkKind
+from rl_core.types import Objective
 
 TRAINER = Actor(ActorKind.WORKER, "trainer")
 _FENCES_A_STEP = 1024
@@ -25,17 +26,25 @@ _FENCES_A_STEP = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEntry:
-    """One trajectory for a batch: of a rollout or of a generation, exactly one of them."""
+    """One trajectory for a batch: of a rollout or of a generation, exactly one of them. The rest as in `BatchItem`."""
 
     group_key: str
     reward: float
     trajectory_key: str
     rollout_id: Any = None
     generation_id: Any = None
+    objective: Objective = Objective.POLICY_GRADIENT
+    advantage: float | None = None
+    weight: float = 1.0
+    feedback_id: Any = None
 
 
-def step_create(*, run: Run, stage: Stage, entries: Sequence[BatchEntry]) -> Step:
+def step_create(
+    *, run: Run, stage: Stage, entries: Sequence[BatchEntry], window: Mapping[str, Any] | None = None
+) -> Step:
     """Fix the run's next batch and want it trained. Each rollout or generation is in one batch only, ever.
+
+    `window` is what a real-time stage says of where the batch comes from.
 
     Raises: Conflict while an earlier step is not published, or when the lineage has no head.
     """
@@ -47,7 +56,9 @@ def step_create(*, run: Run, stage: Stage, entries: Sequence[BatchEntry]) -> Ste
         run.lineage.refresh_from_db()
         if run.lineage.head is None:
             raise Conflict(f"lineage {run.lineage_id} has no head")
-        step = Step.objects.create(run=run, stage=stage, number=last + 1, base_version=run.lineage.head)
+        step = Step.objects.create(
+            run=run, stage=stage, number=last + 1, base_version=run.lineage.head, window=dict(window or {})
+        )
         BatchItem.objects.bulk_create(
             BatchItem(
                 step=step,
@@ -57,6 +68,10 @@ def step_create(*, run: Run, stage: Stage, entries: Sequence[BatchEntry]) -> Ste
                 generation_id=entry.generation_id,
                 reward=entry.reward,
                 trajectory_key=entry.trajectory_key,
+                objective=entry.objective.value,
+                advantage=entry.advantage,
+                weight=entry.weight,
+                feedback_id=entry.feedback_id,
             )
             for position, entry in enumerate(entries)
         )

@@ -11,7 +11,7 @@ from rl_core.specs import RealtimeStage
 from rl_core.types import Objective
 from rl_core.windows.advantages import Attempt, window_advantages
 from rl_core.windows.shrinkage import UNKNOWN
-from rl_core.windows.weights import effective_size, normalised, response_weights
+from rl_core.windows.weights import answer_weights, effective_size, normalised
 
 
 class LeftOut(StrEnum):
@@ -36,7 +36,8 @@ class LeftOut(StrEnum):
 class Candidate:
     """A generation that may be trained on. `reward` is None when nobody's word counts and silence has no value.
 
-    `whole`: sampled from the whole distribution. `demonstrated`: a person gave a better answer.
+    `whole`: sampled from the whole distribution. `demonstrated`: a person gave a better answer. `strength` is what age
+    and distance left of what was said, in (0, 1].
     """
 
     user: str
@@ -47,6 +48,7 @@ class Candidate:
     answered: bool
     whole: bool
     demonstrated: bool = False
+    strength: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +84,15 @@ class Selection:
 def select(candidates: Sequence[Candidate], stage: RealtimeStage, *, weigh: bool) -> Selection:
     """Choose among candidates given newest first: of repeats and beyond a cap the newest are taken.
 
-    `weigh` weighs those who answered by one over the response rate of their `weigh_by`.
+    An answer counts by its strength and, with `weigh`, by one over the response rate of its `weigh_by`.
     """
     selection = Selection()
-    weights = [1.0] * len(candidates)
+    weights = [candidate.strength for candidate in candidates]
     if weigh:
         answered = [candidate.answered for candidate in candidates]
         strata = [candidate.weigh_by for candidate in candidates]
-        weights = response_weights(strata, answered, cap=stage.window.weight_cap)
+        shares = answer_weights(strata, answered, cap=stage.window.weight_cap)
+        weights = [weight * share for weight, share in zip(weights, shares, strict=True)]
     objectives: dict[int, Objective] = {}
     by_user: Counter[str] = Counter()
     by_prompt: Counter[tuple[str, str]] = Counter()

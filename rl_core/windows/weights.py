@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rl_core.windows.shrinkage import group_offsets
 
 
-def response_weights(strata: Sequence[str], answered: Sequence[bool], *, cap: float) -> list[float]:
+def answer_weights(strata: Sequence[str], answered: Sequence[bool], *, cap: float) -> list[float]:
     """One over the response rate of each one's stratum, as a multiple of everybody's rate; at most `cap`.
 
     Those who answer then stand for those of their stratum who did not.

@@ -170,7 +170,8 @@ def test_the_window_takes_what_is_allowed_and_rewards_by_the_map(store):
         project=world.project, sender="k", source=None, data=thumbs(both.id, signal="kept", value=1.0), actor=ACTOR
     )
     window = window_collect(lane=world.lane)
-    assert [(item.generation.id, item.reward) for item in window.items] == [(both.id, (1.0 + 3.0 * 0.5) / 4.0)]
+    sampled = [item for item in window.items if item.objective == "policy_gradient"]
+    assert [(item.generation.id, item.reward) for item in sampled] == [(both.id, (1.0 + 3.0 * 0.5) / 4.0)]
     assert (window.generations, window.silent, window.untrainable, window.without_consent) == (5, 1, 1, 2)
     assert silent.id not in {item.generation.id for item in window.items}
     assert not BatchItem.objects.exists()
