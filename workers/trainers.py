@@ -18,6 +18,7 @@ import structlog
 from django.conf import settings
 
 from controlplane.models import PolicyVersion, Run, Step
+from controlplane.selectors.batches import batch_rows
 from controlplane.services.steps import TRAINER
 from controlplane.services.versions import epoch_open
 from controlplane.states import StepState, VersionState
@@ -222,12 +223,16 @@ def _model_folder(run: Run) -> str:
 def _rollouts(step: Step) -> list[dict[str, Any]]:
     return [
         {
-            "id": str(item.rollout_id or item.generation_id),
-            "group": item.group_key,
-            "reward": item.reward,
-            "blob": item.trajectory_key,
+            "id": str(row.item.rollout_id or row.item.generation_id),
+            "group": row.item.group_key,
+            "reward": row.item.reward,
+            "blob": row.item.trajectory_key,
+            "advantage": row.item.advantage,
+            "weight": row.item.weight,
+            "objective": row.item.objective,
+            "demonstration": row.demonstration,
         }
-        for item in step.batch.order_by("position")
+        for row in batch_rows(step)
     ]
 
 
