@@ -45,16 +45,16 @@ def returning_claims(*, runs: int = 2000) -> Iterator[Claim]:
 
 def release_claims(*, runs: int = 200, users: int = 100_000) -> Iterator[Claim]:
     """Whole canaries through 1, 5, 25 and 50 %, four metrics; three quarters of `users` come in each step."""
-    harmed, same, better = (
+    harmed, same, better, limit = (
         releases(Traffic(quality=quality, users=users, visit=0.75), CANARY, runs=runs, seed=seed)
-        for seed, quality in enumerate((-0.15, 0.0, 0.10))
+        for seed, quality in enumerate((-0.15, 0.0, 0.10, -0.05))
     )
     crowd = f"{round(0.75 * users):,} users a step"
     last = f"at {CANARY.steps[-1]:.0%}"
     reached = sum(count for end, count in harmed.items() if end == "promoted" or end.endswith(last))
     stopped = runs - reached
-    failed_harmed, failed_same = (
-        sum(count for end, count in ends.items() if end.startswith("fail")) for ends in (harmed, same)
+    failed_harmed, failed_same, failed_limit = (
+        sum(count for end, count in ends.items() if end.startswith("fail")) for ends in (harmed, same, limit)
     )
     yield Claim(
         name=f"{crowd}, 15 points worse: stopped before the 50 % step",
@@ -73,6 +73,12 @@ def release_claims(*, runs: int = 200, users: int = 100_000) -> Iterator[Claim]:
         wanted=f"{_share(runs, 160)} of {runs} or more",
         seen=f"{better['promoted']}",
         held=better["promoted"] >= _share(runs, 160),
+    )
+    yield Claim(
+        name=f"{crowd}, worse by exactly the margin of 5 points: failed, or promoted",
+        wanted=f"{_share(runs, 10)} of {runs} or fewer, each",
+        seen=f"{failed_limit}, {limit['promoted']}",
+        held=max(failed_limit, limit["promoted"]) <= _share(runs, 10),
     )
 
 
