@@ -6,9 +6,10 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 
-from rl_core.windows.shrinkage import UNKNOWN, variance_components
+from rl_core.windows.shrinkage import UNKNOWN, all_moments, group_moments
 
 HOUR_S = 3600.0
+EXACT = 1e-6  # rewards that differ by less than this are the same
 
 
 def busy_actors(events: Iterable[tuple[str, float]], *, an_hour: int) -> set[str]:
@@ -35,19 +36,13 @@ def outlying_actors(rewards: Sequence[tuple[str, float]], *, deviations: float, 
     """
     if not deviations:
         return set()
-    by_actor: dict[str, list[float]] = defaultdict(list)
-    for actor, reward in rewards:
-        by_actor[actor].append(reward)
+    moments = group_moments([reward for _, reward in rewards], [actor for actor, _ in rewards])
+    everybody = all_moments(moments.values())
     outlying = set()
-    for actor, own in by_actor.items():
-        if actor == UNKNOWN or len(own) < minimum:
-            continue
-        others = [(name, reward) for name, reward in rewards if name != actor]
-        components = variance_components([reward for _, reward in others], [name for name, _ in others])
-        deviation = math.sqrt(components.between + components.within / len(own))
-        if deviation == 0.0:
-            continue
-        mean = sum(reward for _, reward in others) / len(others)
-        if abs(sum(own) / len(own) - mean) > deviations * deviation:
+    for actor, own in moments.items():
+        others = everybody.plus(own, -1)
+        components = others.components()
+        deviation = math.sqrt(components.between + components.within / own.count)
+        if own.count >= minimum and deviation > EXACT and abs(own.mean - others.mean) > deviations * deviation:
             outlying.add(actor)
     return outlying

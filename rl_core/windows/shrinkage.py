@@ -10,7 +10,8 @@ Ours shrinks all the way while σ² rests on fewer than `MIN_DEGREES` degrees of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MIN_DEGREES = 10
@@ -30,45 +31,77 @@ class Components:
         return signal / (signal + self.within) if signal > 0 else 0.0
 
 
-@dataclass(slots=True)
-class _Sum:
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Sums over groups: of one, or of several added up, from which one can be taken away again.
+
+    `squares` are the squared deviations from own means, `means` the sum of total² / count.
+    """
+
+    groups: int = 0
     count: int = 0
     total: float = 0.0
+    squares: float = 0.0
+    means: float = 0.0
+    squared_counts: int = 0
+
+    def plus(self, other: Moments, sign: int = 1) -> Moments:
+        """These and other groups, or with sign −1 these without others that are among them."""
+        return Moments(
+            self.groups + sign * other.groups,
+            self.count + sign * other.count,
+            self.total + sign * other.total,
+            self.squares + sign * other.squares,
+            self.means + sign * other.means,
+            self.squared_counts + sign * other.squared_counts,
+        )
 
     @property
     def mean(self) -> float:
+        """Of all values."""
         return self.total / self.count
 
+    def components(self) -> Components:
+        """σ² and τ² of these groups."""
+        degrees = self.count - self.groups
+        if degrees < MIN_DEGREES or self.groups < 2:
+            return Components(within=0.0, between=0.0)
+        within = max(0.0, self.squares) / degrees
+        spread = self.means - self.total**2 / self.count
+        size = self.count - self.squared_counts / self.count
+        return Components(within=within, between=max(0.0, (spread - (self.groups - 1) * within) / size))
 
-def _sums(values: Sequence[float], groups: Sequence[str]) -> dict[str, _Sum]:
-    sums: dict[str, _Sum] = {}
+
+def group_moments(values: Sequence[float], groups: Sequence[str]) -> dict[str, Moments]:
+    """Those of each group. Shapes: [B] each."""
+    members: dict[str, list[float]] = {}
     for value, group in zip(values, groups, strict=True):
         if group != UNKNOWN:
-            entry = sums.setdefault(group, _Sum())
-            entry.count += 1
-            entry.total += value
-    return sums
+            members.setdefault(group, []).append(value)
+    return {group: _moments(own) for group, own in members.items()}
+
+
+def _moments(values: Sequence[float]) -> Moments:
+    count, total = len(values), sum(values)
+    squares = sum((value - total / count) ** 2 for value in values)
+    return Moments(1, count, total, squares, total**2 / count, count**2)
+
+
+def all_moments(groups: Iterable[Moments]) -> Moments:
+    """Those of all groups together."""
+    return functools.reduce(Moments.plus, groups, Moments())
 
 
 def variance_components(values: Sequence[float], groups: Sequence[str]) -> Components:
     """σ² and τ² of values in groups. Shapes: [B] each."""
-    sums = _sums(values, groups)
-    n = sum(entry.count for entry in sums.values())
-    degrees = n - len(sums)
-    if degrees < MIN_DEGREES or len(sums) < 2:
-        return Components(within=0.0, between=0.0)
-    mean = sum(entry.total for entry in sums.values()) / n
-    pairs = [(value, sums[group].mean) for value, group in zip(values, groups, strict=True) if group != UNKNOWN]
-    within = sum((value - own) ** 2 for value, own in pairs) / degrees
-    spread = sum(entry.count * (entry.mean - mean) ** 2 for entry in sums.values())
-    size = n - sum(entry.count**2 for entry in sums.values()) / n
-    return Components(within=within, between=max(0.0, (spread - (len(sums) - 1) * within) / size))
+    return all_moments(group_moments(values, groups).values()).components()
 
 
 def group_offsets(values: Sequence[float], groups: Sequence[str]) -> dict[str, float]:
     """Each group's shrunken distance from `values`' origin; give values centred on everybody's mean."""
-    components = variance_components(values, groups)
-    return {group: components.credibility(s.count) * s.mean for group, s in _sums(values, groups).items()}
+    moments = group_moments(values, groups)
+    components = all_moments(moments.values()).components()
+    return {group: components.credibility(own.count) * own.mean for group, own in moments.items()}
 
 
 def others_offsets(values: Sequence[float], groups: Sequence[str]) -> list[float]:
@@ -76,12 +109,12 @@ def others_offsets(values: Sequence[float], groups: Sequence[str]) -> list[float
 
     A value without others has 0. Shapes: [B] each → [B].
     """
-    components = variance_components(values, groups)
-    sums = _sums(values, groups)
+    moments = group_moments(values, groups)
+    components = all_moments(moments.values()).components()
     offsets = []
     for value, group in zip(values, groups, strict=True):
-        entry = sums.get(group)
-        others = entry.count - 1 if entry else 0
-        mean = (entry.total - value) / others if entry and others else 0.0
+        own = moments.get(group)
+        others = own.count - 1 if own else 0
+        mean = (own.total - value) / others if own and others else 0.0
         offsets.append(components.credibility(others) * mean)
     return offsets

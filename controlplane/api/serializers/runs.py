@@ -86,7 +86,18 @@ class StepSerializer(serializers.ModelSerializer[Step]):
 
     class Meta:
         model = Step
-        fields = ["id", "number", "stage", "state", "base_version", "version", "metrics", "created_at", "published_at"]
+        fields = [
+            "id",
+            "number",
+            "stage",
+            "state",
+            "base_version",
+            "version",
+            "metrics",
+            "window",
+            "created_at",
+            "published_at",
+        ]
         read_only_fields = fields
 
 
