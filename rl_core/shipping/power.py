@@ -69,7 +69,7 @@ def users_needed(design: Design, effect: float, *, wanted: float = 0.9, share: f
     return high
 
 
-EFFECTS = (-0.2, -0.15, -0.1, 0.0, 0.05, 0.1)
+MARGINS = (-4, -3, -2, 0, 1, 2)  # true differences shown, in margins
 USERS = (50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 SHARES = (0.01, 0.05, 0.25, 0.50)
 
@@ -80,15 +80,16 @@ def power_lines(design: Design, *, wanted: float = 0.9) -> list[str]:
         f"margin {design.margin:g}, alpha {design.alpha:g}, standard deviation {design.deviation:g}, "
         f"{design.replies:g} replies a user (correlation {design.icc:g})"
     )
-    header = f"{'true difference':26}" + "".join(f"{_signed(effect):>10}" for effect in EFFECTS)
-    verdicts = f"{'right verdict':26}" + "".join(f"{_verdict(design, effect):>10}" for effect in EFFECTS)
+    effects = [times * design.margin for times in MARGINS]
+    header = f"{'true difference':26}" + "".join(f"{_signed(effect):>10}" for effect in effects)
+    verdicts = f"{'right verdict':26}" + "".join(f"{_verdict(design, effect):>10}" for effect in effects)
     lines = [what, "", "Chance of the right verdict by then, arms of equal size", header, verdicts]
     for users in USERS:
-        chances = [power(design, effect, canary_users=users) for effect in EFFECTS]
+        chances = [power(design, effect, canary_users=users) for effect in effects]
         lines.append(f"{f'{users:,} users an arm':26}" + "".join(f"{chance:>10.2f}" for chance in chances))
     lines += ["", f"Users, of both arms together, for a chance of {wanted:g}", header, verdicts]
     for share in SHARES:
-        needed = [users_needed(design, effect, wanted=wanted, share=share) / share for effect in EFFECTS]
+        needed = [users_needed(design, effect, wanted=wanted, share=share) / share for effect in effects]
         lines.append(f"{f'{share:.0%} in the canary':26}" + "".join(f"{math.ceil(users):>10,}" for users in needed))
     return lines
 
