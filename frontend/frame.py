@@ -8,6 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
 
+from controlplane.selectors.pages_alerts import alerts_open
 from controlplane.selectors.pages_events import topic_seqs
 from controlplane.services.events import project_topic
 from frontend.access import Access, request_memberships
@@ -49,6 +50,7 @@ def show(
         "navigation": navigation(access.role),
         "projects": [membership.project for membership in request_memberships(request)],
         "live_topics": live or {},
+        "alerts_open": alerts_open(access.project),
         **context,
     }
     response = render(request, template, framed, status=status)

@@ -82,6 +82,14 @@ STATE_LOOKS: dict[str, Look] = {
     "rolled_back": _WARN,
     "abandoned": _WARN,
     "offline": _WARN,
+    "inconclusive": _WARN,
+    "waived": _WARN,
+    "held": _WARN,
+    "rolling_back": _WARN,
+    "frozen": Look("❄", Tone.INFO),
+    "by_hand": _WAITING,
+    "pass": _OK,
+    "fail": _BAD,
     "voided": _BAD,
     "failed": _BAD,
     "errored": _BAD,
@@ -122,8 +130,8 @@ EVENT_SENTENCES: dict[EventType, tuple[str, ...]] = {
     EventType.WORK_DIED: ("Work {kind} died after {failures} failures: {code}",),
     EventType.WORK_REPLAYED: ("Work {kind} replayed",),
     EventType.LANE_CREATED: ("Lane {slug} created",),
-    EventType.LANE_CHANGED: ("Lane serves version {to}",),
-    EventType.RELEASE_CHANGED: ("Release is {state}",),
+    EventType.LANE_CHANGED: ("Lane serves version {to}", "Lane: {change}"),
+    EventType.RELEASE_CHANGED: ("Release of version {version} is {state}", "Release is {state}"),
     EventType.RELEASE_APPROVED: ("Release approved ({approvals} so far)",),
     EventType.SLOT_CHANGED: ("Slot {number} is {state}: {detail}", "Slot {number} is {state}"),
     EventType.CANARY_ANALYSED: ("Canary at {share} of users: {verdict}",),
@@ -144,7 +152,8 @@ ALARMING = frozenset({EventType.WORK_DIED, EventType.EPOCH_OPENED, EventType.PAY
 _ALARMING_STATES = frozenset({"failed", "poisoned", "dead", "rolled_back", "voided", "offline"})
 _MAX_VALUE_CHARS = 120
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_VERSION = re.compile(r"[A-Za-z0-9-]{1,64}:(\d+-\d+)")
+_VERSION = re.compile(r"([A-Za-z0-9-]{1,64}):(\d+-\d+)")
+LINEAGE_CHARS = 6
 
 
 class _Lenient(dict[str, Any]):
@@ -155,17 +164,24 @@ class _Lenient(dict[str, Any]):
 
     def __getitem__(self, key: str) -> str:
         value = super().__getitem__(key) if key in self else self.__missing__(key)
+        if key == "state":
+            value = str(value).replace("_", " ")
         items = value if isinstance(value, list) else [value]
         text = ", ".join(_brief(item) for item in items)
         return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 1] + "…"
 
 
 def _brief(value: Any) -> str:
-    """A value in a sentence: a version without its lineage, the end of an id."""
+    """A value in a sentence: a version with the end of its lineage's id, the end of an id."""
     text = "nobody" if value is None else str(value)
     if version := _VERSION.fullmatch(text):
-        return version[1]
+        return f"{version[1][-LINEAGE_CHARS:]}:{version[2]}"
     return f"…{text[-8:]}" if _UUID.fullmatch(text) else text
+
+
+def version_name(version: Any) -> str:
+    """A policy version as sentences name it."""
+    return _brief(str(version.ref))
 
 
 def event_sentence(event_type: str, data: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ ENTRIES: list[Entry] = [
     Entry("rubrics", "Rubrics", "rubrics", "rubric", "Train", shortcut="b"),
     Entry("lanes", "Lanes", "lanes", "lane", "Ship", shortcut="l"),
     Entry("feedback", "Feedback", "feedback", "feedback", "Ship", shortcut="f"),
+    Entry("alerts", "Alerts", "alerts", "alert", "Ship", shortcut="a"),
     Entry("clusters", "Clusters", "clusters", "cluster", "Operate", shortcut="c"),
     Entry("work", "Work", "work", "work", "Operate", shortcut="w"),
     Entry("events", "Events", "events", "events", "Operate", shortcut="e"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from uuid import UUID
 
 from django.db import connection
+from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
-from controlplane.models import PolicyVersion
+from controlplane.models import Generation, PolicyVersion
 from controlplane.services.retractions import feedback_quarantine
 
 _DESCENDANTS = """
@@ -30,13 +31,15 @@ SELECT id FROM line WHERE quarantined_at IS NOT NULL LIMIT 1
 
 
 def version_quarantine(*, version: PolicyVersion) -> int:
-    """Mark the version and all its descendants, and set its feedback aside. Returns how many versions were marked.
+    """Mark the version and all its descendants, and set their feedback aside. Returns how many versions were marked.
 
     In the caller's transaction, which says why in its event.
     """
     family = version_family(version)
     marked = PolicyVersion.objects.filter(id__in=family, quarantined_at__isnull=True).update(quarantined_at=Now())
-    feedback_quarantine(version=version)
+    answered = Exists(Generation.objects.filter(version=OuterRef("pk")))
+    for member in PolicyVersion.objects.filter(answered, id__in=family):
+        feedback_quarantine(version=member)
     return marked
 
 

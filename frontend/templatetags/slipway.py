@@ -13,7 +13,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from controlplane.states import EventType
-from frontend.looks import event_sentence, event_tone, look_of
+from frontend.looks import event_sentence, event_tone, look_of, version_name
 from frontend.plain import visible as visible_html
 from frontend.plain import visible_text
 
@@ -108,6 +108,33 @@ def ago(moment: datetime | None) -> SafeString | str:
     )
 
 
+def until_text(moment: datetime, now: datetime) -> str:
+    """How long until then; static/slipway/times.js says the same in the browser."""
+    left = int((moment - now).total_seconds())
+    if left <= 0:
+        return "now"
+    days, hours, minutes, rest = left // 86400, left // 3600 % 24, left // 60 % 60, left % 60
+    if days:
+        return f"in {days} d {hours} h"
+    if hours:
+        return f"in {hours} h {minutes:02d} min"
+    return f"in {minutes} min {rest:02d} s" if minutes else f"in {rest} s"
+
+
+@register.filter
+def until(moment: datetime | None) -> SafeString | str:
+    """A time element that counts down to the moment."""
+    if not moment:
+        return _DASH
+    stamp = moment.astimezone(timezone.get_default_timezone())
+    return format_html(
+        '<time datetime="{}" title="{}" data-until>{}</time>',
+        stamp.isoformat(timespec="seconds"),
+        stamp.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        until_text(moment, timezone.now()),
+    )
+
+
 @register.filter
 def state(value: str) -> SafeString:
     """A state as glyph, word and tint."""
@@ -166,6 +193,12 @@ def tail(value: Any, length: int = 8) -> str:
 def version(value: Any) -> str:
     """A policy version within its lineage: epoch and number."""
     return f"{value.epoch}-{value.number}" if value else _DASH
+
+
+@register.filter
+def named(value: Any) -> str:
+    """A policy version where those of several lineages meet: the end of its lineage's id, epoch and number."""
+    return version_name(value) if value else _DASH
 
 
 @register.filter
@@ -242,6 +275,12 @@ def changed_share(value: Any) -> str:
 def modulo(value: int, divisor: int) -> int:
     """The remainder: versions beyond the fourth take the first's underline again, and are named where they begin."""
     return value % divisor
+
+
+@register.filter
+def words(key: str) -> str:
+    """A key as words."""
+    return key.replace("_", " ")
 
 
 @register.filter

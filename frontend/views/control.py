@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -20,12 +19,11 @@ from controlplane.permissions import Action
 from controlplane.services import runs as run_services
 from controlplane.services import work as work_services
 from frontend.access import Access, access_of, page
+from frontend.acts import Act, ask, require
 from frontend.frame import show
 from frontend.outcomes import Problems, refusals
 from frontend.queries import whole_of
 from frontend.views.runs import run_of
-
-_MAX_REASON_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +60,6 @@ VERBS: dict[str, Verb] = {
 }
 
 
-def require(access: Access, action: Action) -> None:
-    """Raises: PermissionDenied when the role lacks the action."""
-    if not access.may(action):
-        raise PermissionDenied(f"your role here is {access.role}, which may not do this: ask an owner")
-
-
-def reason_of(request: HttpRequest, problems: Problems) -> str:
-    """The reason given, which every act needs."""
-    reason = request.POST.get("reason", "").replace("\x00", "").strip()[:_MAX_REASON_CHARS]
-    if not reason:
-        problems.add("Say why: the reason is kept in the event log", "reason")
-    return reason
-
-
 @require_http_methods(["GET", "POST"])
 @page()
 def run_control(request: HttpRequest, _access: Access, run_id: UUID, verb: str) -> HttpResponse:
@@ -84,24 +68,18 @@ def run_control(request: HttpRequest, _access: Access, run_id: UUID, verb: str) 
     require(access, Action.RUNS_CONTROL)
     if verb not in VERBS:
         raise Http404("a run can be paused, resumed or stopped")
-    problems = Problems()
-    if request.method == "POST":
-        reason = reason_of(request, problems)
-        if not problems:
-            with refusals(problems):
-                VERBS[verb].act(run=run, actor=access.actor, reason=reason)
-                messages.success(request, f"{run.name} {VERBS[verb].done}")
-                return redirect("run", run.pk)
-    context = {
-        "title": f"{VERBS[verb].label} {run.name}",
-        "explains": VERBS[verb].explains,
-        "label": VERBS[verb].label,
-        "dangerous": VERBS[verb].dangerous,
-        "back": reverse("run", args=[run.pk]),
-        "problems": problems,
-        "reason": request.POST.get("reason", ""),
-    }
-    return show(request, access, "frontend/reason.html", context, section="runs", status=409 if problems else 200)
+    chosen = VERBS[verb]
+    act = Act(
+        title=f"{chosen.label} {run.name}",
+        explains=chosen.explains,
+        label=chosen.label,
+        back=reverse("run", args=[run.pk]),
+        section="runs",
+        perform=lambda reason, _: chosen.act(run=run, actor=access.actor, reason=reason),
+        done=f"{run.name} {chosen.done}",
+        dangerous=chosen.dangerous,
+    )
+    return ask(request, access, act)
 
 
 @require_http_methods(["GET", "POST"])
@@ -156,20 +134,13 @@ def work_replay(request: HttpRequest, _access: Access, unit_id: UUID) -> HttpRes
         raise Http404("there is no such unit of work")
     access = access_of(request, unit.project_id)
     require(access, Action.WORK_REPLAY)
-    problems = Problems()
-    if request.method == "POST":
-        reason = reason_of(request, problems)
-        if not problems:
-            with refusals(problems):
-                work_services.work_replay(unit=unit, actor=access.actor, reason=reason)
-                messages.success(request, "The unit is queued again with fresh attempts")
-                return redirect("work_unit", unit.pk)
-    context = {
-        "title": f"Replay {unit.kind} work",
-        "explains": "It is queued again with a fresh set of attempts. Mend what killed it first, or it dies again.",
-        "label": "Replay",
-        "back": reverse("work_unit", args=[unit.pk]),
-        "problems": problems,
-        "reason": request.POST.get("reason", ""),
-    }
-    return show(request, access, "frontend/reason.html", context, section="work", status=409 if problems else 200)
+    act = Act(
+        title=f"Replay {unit.kind} work",
+        explains="It is queued again with a fresh set of attempts. Mend what killed it first, or it dies again.",
+        label="Replay",
+        back=reverse("work_unit", args=[unit.pk]),
+        section="work",
+        perform=lambda reason, _: work_services.work_replay(unit=unit, actor=access.actor, reason=reason),
+        done="The unit is queued again with fresh attempts",
+    )
+    return ask(request, access, act)

@@ -25,10 +25,10 @@ from controlplane.services.tenancy import (
 )
 from controlplane.states import MemberRole, Scope
 from frontend.access import Access, access_of, page
+from frontend.acts import Act, ask, require
 from frontend.frame import show
 from frontend.outcomes import Problems, refusals
 from frontend.queries import choice_of, text_of, uuid_of, whole_of
-from frontend.views.control import reason_of, require
 
 _MAX_DAYS = 3650
 
@@ -134,21 +134,14 @@ def key_revoke(request: HttpRequest, _access: Access, key_id: UUID) -> HttpRespo
     if key is None:
         raise Http404("there is no such key")
     access = access_of(request, key.project_id, Action.PROJECT_MANAGE)
-    problems = Problems()
-    if request.method == "POST":
-        reason = reason_of(request, problems)
-        if not problems:
-            with refusals(problems):
-                api_key_revoke(key=key, actor=access.actor, reason=reason)
-                messages.success(request, f"{key.name} is revoked")
-                return redirect("keys")
-    context = {
-        "title": f"Revoke {key.name}",
-        "explains": "Whoever uses the key is refused at once. It cannot be brought back.",
-        "label": "Revoke",
-        "dangerous": True,
-        "back": reverse("keys"),
-        "problems": problems,
-        "reason": request.POST.get("reason", ""),
-    }
-    return show(request, access, "frontend/reason.html", context, section="keys", status=409 if problems else 200)
+    act = Act(
+        title=f"Revoke {key.name}",
+        explains="Whoever uses the key is refused at once. It cannot be brought back.",
+        label="Revoke",
+        back=reverse("keys"),
+        section="keys",
+        perform=lambda reason, _: api_key_revoke(key=key, actor=access.actor, reason=reason),
+        done=f"{key.name} is revoked",
+        dangerous=True,
+    )
+    return ask(request, access, act)

@@ -163,7 +163,7 @@ def test_a_viewer_changes_nothing(workspace: Workspace) -> None:
     run.refresh_from_db()
     assert run.state == RunState.RUNNING
     body = client.get(reverse("run", args=[run.pk])).content.decode()
-    assert "pause-dialog" not in body
+    assert "data-act" not in body
 
 
 def test_a_run_is_forked_at_a_step(workspace: Workspace) -> None:

@@ -38,8 +38,8 @@ def test_every_kind_of_event_has_a_sentence() -> None:
         ("metrics.recorded", {"step": None}, "Metrics recorded"),
         (
             "transfer.changed",
-            {"version": "0192-ab:1-7", "cluster": "east", "state": "done"},
-            "Transfer of version 1-7 to east is done",
+            {"version": "0192-abcdef:1-7", "cluster": "east", "state": "done"},
+            "Transfer of version abcdef:1-7 to east is done",
         ),
         ("run.created", {}, "Run … created"),
         ("of.tomorrow", {"x": 1}, "of.tomorrow"),

@@ -11,18 +11,28 @@ function announce(text) {
   if (region) region.textContent = text;
 }
 
+// A link marked data-act leads to a page that asks for a reason. Its form is shown in a dialog; where that cannot be
+// fetched, or asks for a login, the page itself is opened.
+async function openAct(link) {
+  const dialog = document.getElementById("act");
+  if (dialog.open) return;
+  try {
+    const response = await fetch(link.href, { headers: { "X-Slipway-Fragment": "1" } });
+    if (!response.ok || response.redirected) throw new Error(`answered ${response.status}`);
+    dialog.innerHTML = await response.text(); // our own template's answer: everything foreign in it is escaped
+    dialog.showModal();
+  } catch {
+    location.assign(link.href);
+  }
+}
+
 function startDialogs() {
   document.addEventListener("click", (event) => {
-    const opener = event.target.closest("[data-dialog]");
-    if (opener) {
-      const dialog = document.getElementById(opener.dataset.dialog);
-      if (!dialog) return;
-      event.preventDefault();
-      dialog.showModal();
-      dialog.querySelector("[data-first]")?.focus();
-      return;
-    }
     if (event.target.closest("[data-close]")) event.target.closest("dialog").close();
+    const link = event.target.closest("a[data-act]");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    openAct(link);
   });
 }
 

@@ -2,6 +2,7 @@
 //
 // <section data-fragment="/url" data-on="step.changed run.changed">: an event of a kind that begins with one of the words
 // fetches the url and replaces the content. A part that holds the focus or a selection is left alone until it is let go.
+// data-every="20000" asks again that often too, for what changes without an event, such as the figures of a canary.
 
 import { coalesced } from "./live.js";
 import { refreshTimes } from "./times.js";
@@ -43,6 +44,10 @@ export function startFragments(live) {
   live.addEventListener("event", (event) => {
     for (const part of parts) if (part.kinds.some((kind) => kind === "." || event.detail.type.startsWith(kind))) part.run();
   });
+  for (const part of parts) {
+    const every = Number(part.element.dataset.every ?? 0);
+    if (every) setInterval(() => live.paused || part.run(), every);
+  }
   const all = () => parts.forEach((part) => part.run());
   live.addEventListener("refresh", all);
   const stale = () => parts.filter((part) => "stale" in part.element.dataset).forEach((part) => part.run());

@@ -1,6 +1,6 @@
-// Two ways to write the same thing: shows the part of the form that is chosen, and hides the other.
+// Several ways to write the same thing: shows the part of the form that is chosen, and hides the others.
 
-const form = document.getElementById("run-form");
+const form = document.querySelector("form[data-modes]");
 if (form) {
   const show = () => {
     const mode = form.elements.mode.value;
