@@ -32,7 +32,7 @@ class Reply:
     breaks_after: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass
 class ScriptedEngine:
     """Serves a script, and remembers what it was asked and how many readers left early."""
 

@@ -200,7 +200,8 @@ async def _on_error(_: Request, error: Exception) -> Response:
 
 async def _on_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    answer = OpenAiError(error.status_code, str(error.detail), code="not_found").response()
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
+    answer = OpenAiError(error.status_code, str(error.detail), code=code).response()
     answer.headers.update(error.headers or {})
     return answer
 

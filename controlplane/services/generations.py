@@ -14,10 +14,11 @@ import msgspec
 import structlog
 from django.db import DatabaseError, transaction
 
-from controlplane.models import Feedback, Generation, Lane, PolicyVersion
+from controlplane.models import Generation, Lane, PolicyVersion
 from controlplane.services.assignments import Assignment
+from controlplane.services.joins import generation_joined
 from controlplane.services.redaction import RedactionFailed, Redactor
-from controlplane.states import Arm, Consent, FeedbackState, GenerationOutcome
+from controlplane.states import Arm, Consent, GenerationOutcome
 from rl_core.errors import StoreError
 from rl_core.signals.behaviour import behaviour_of
 from rl_core.store import ObjectStore
@@ -55,8 +56,9 @@ def user_hash(*, lane: Lane, user_key: str) -> str:
 
 
 def content_sampled(*, generation_id: uuid.UUID, share: float) -> bool:
-    """Whether this generation is among the share whose content is kept: by the random bits of its id."""
-    return (generation_id.int & (2**48 - 1)) / 2**48 < share
+    """Whether this generation is among the share whose content is kept: by a hash of its id, which is no secret."""
+    digest = hashlib.sha256(generation_id.bytes).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53 < share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,9 +200,7 @@ def generation_record(
                 prompt_hash=kept.prompt_hash,
                 behaviour=behaviour if generated.token_ids else {},
             )
-            Feedback.objects.filter(
-                project_id=lane.project_id, state=FeedbackState.PENDING, target_id=str(answer.generation_id)
-            ).update(state=FeedbackState.JOINED, generation_id=answer.generation_id)
+            generation_joined(generation=generation, version=version, project_id=lane.project_id)
     except DatabaseError:
         if content_key:  # nothing names it: it must not outlive an erasure
             with suppress(StoreError):

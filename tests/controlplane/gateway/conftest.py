@@ -37,6 +37,7 @@ def bare(folder, settings, tmp_path):
     made = lane_world(system_prompt="Be short.")
     ModelCard.objects.filter(pk=made.model.pk).update(folder=str(folder))
     made.model.refresh_from_db()
+    assert made.lane.promoted_version  # read here, because tests are asynchronous
     root = weights_root(read_checkpoint(folder))
     return GatewayWorld(**vars(made), tokens=tmp_path, root=root)
 
