@@ -24,6 +24,7 @@ from rl_core.shipping.specs import MonitorSpec
 ALPHA = 0.01  # over all looks at one behaviour of one version
 MEMORY = 5  # promotions that a version is compared over
 LENGTH = "tokens"
+YES_OR_NO = frozenset({"refusal", "question"})
 LENGTH_THRESHOLDS = 5  # answers differ far more in length than in kind
 ORPHAN_RATE = 0.1
 ORPHANS_FROM = 50
@@ -73,7 +74,7 @@ def _watch_behaviour(lane: Lane, version: PolicyVersion, seen: Behaviour, spec: 
     """Whether a mean is shown to have moved, and moved far. Length counts relative to the incumbent's."""
     if min(seen.answers.values(), default=0) < spec.minimum or len(seen.answers) < 2:
         return None
-    found = effect(seen.outcomes, alpha=ALPHA / MEMORY)
+    found = effect(seen.outcomes, alpha=ALPHA / MEMORY, span=float(seen.key in YES_OR_NO))
     if found.difference is None or found.low is None or found.high is None:
         return None
     unit = max(found.mean_promoted or 0.0, 1.0) if seen.key == LENGTH else 1.0

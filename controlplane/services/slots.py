@@ -68,13 +68,13 @@ def _open_when_due(lane: Lane, spec: CadenceSpec) -> CadenceSlot | None:
         if lane.next_slot_at is not None:
             Lane.objects.filter(pk=lane.pk).update(next_slot_at=None)
         return None
+    if lane.next_slot_at is not None and lane.next_slot_at > now:
+        return None
     interval_s = rhythm_of(lane, spec, now=now).interval_effective_s
     if lane.next_slot_at is None:
         last = lane.cadence_slots.order_by("-number").first()
         after = max(last.due_at, last.finished_at or last.due_at) if last else now
         _due(lane, next_due(spec, after=after, interval_s=interval_s, now=now))
-        return None
-    if lane.next_slot_at > now:
         return None
     slot = slot_begin(lane=lane, spec=spec, due_at=lane.next_slot_at, now=now)
     if frozen_at(spec, now) is not None:
@@ -117,11 +117,12 @@ def _train_when_ready(lane: Lane, slot: CadenceSlot, spec: CadenceSpec | None) -
 
 
 def window_began(lane: Lane, slot: CadenceSlot | None) -> datetime:
-    """Since when signals are counted for the slot, or for the next one: the version answers, or the last one trained."""
+    """Since when signals count for the slot, or for the next: its version began to answer, or the last slot trained."""
     served = ServedVersion.objects.filter(lane=lane, arm=Arm.PROMOTED, until__isnull=True).first()
-    earlier = lane.cadence_slots.filter(run__isnull=False).exclude(pk=slot.pk if slot else None)
-    trained = earlier.order_by("-number").first()
-    return max([row.created_at for row in (served, trained) if row is not None], default=lane.created_at)
+    earlier = lane.cadence_slots.filter(run__isnull=False)
+    trained = (earlier.exclude(pk=slot.pk) if slot else earlier).order_by("-number").first()
+    run = trained.run if trained else None  # not the slot: what matured while it was open is what it trained on
+    return max([row.created_at for row in (served, run) if row is not None], default=lane.created_at)
 
 
 def _release_when_trained(lane: Lane, slot: CadenceSlot) -> CadenceSlot:
