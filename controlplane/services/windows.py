@@ -43,7 +43,8 @@ class Window:
 
     `answers` of the items have feedback that counts; the others are silence that has a value. `generations` are those
     of the promoted version that no step has taken; `elsewhere` what other versions of the lane said in the same time.
-    Of the `eligible` ones, taken or not, `answered` have feedback that counts.
+    Of the `eligible` ones, taken or not, `answered` have feedback that counts. `signal_map` names the map that gave
+    the rewards, by number and hash.
     """
 
     items: list[WindowItem]
@@ -56,6 +57,7 @@ class Window:
     effective_answers: float
     strata: int
     objectives: Mapping[Objective, int] = field(default_factory=dict)
+    signal_map: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def silent(self) -> int:
@@ -96,6 +98,7 @@ class Window:
             "strata": self.strata,
             "objectives": {str(key): count for key, count in self.objectives.items()},
             "left_out": {str(key): count for key, count in self.left_out.items()},
+            "signal_map": dict(self.signal_map),
         }
 
 
@@ -125,7 +128,8 @@ def window_collect(*, lane: Lane, stage: RealtimeStage | None = None, until: dat
     left out for one reason. Raises: NotFound when the project has no signal map.
     """
     stage = stage or lane_stage(lane)
-    content = signal_map_current(project=lane.project)
+    row = _newest_map(lane.project)
+    content = msgspec.convert(row.content, type=SignalMapContent)
     read = window_read(lane=lane, stage=stage, content=content, until=until)
     selection = select(read.candidates, stage, weigh=read.weigh)
     left_out = Counter(read.left_out)
@@ -141,6 +145,7 @@ def window_collect(*, lane: Lane, stage: RealtimeStage | None = None, until: dat
         effective_answers=selection.effective_answers(),
         strata=_strata(read, selection, stage),
         objectives=selection.objectives(),
+        signal_map={"number": row.number, "hash": row.content_hash},
     )
 
 
@@ -188,7 +193,11 @@ def _stage_data(lane: Lane) -> dict[str, Any]:
 
 def signal_map_current(*, project: Project) -> SignalMapContent:
     """The newest published map. Raises: NotFound when there is none."""
+    return msgspec.convert(_newest_map(project).content, type=SignalMapContent)
+
+
+def _newest_map(project: Project) -> SignalMap:
     row = SignalMap.objects.filter(project=project).order_by("-number").first()
     if row is None:
         raise NotFound("this project has no signal map yet; publish one on the feedback page")
-    return msgspec.convert(row.content, type=SignalMapContent)
+    return row

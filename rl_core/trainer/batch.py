@@ -71,7 +71,7 @@ class PreparedBatch:
 
     def longest_rollout_tokens(self) -> int:
         """Trained tokens of the longest rollout that the policy gradient takes; 1 without any."""
-        return max(1, *self._tokens(), 1)
+        return max(1, *self._tokens())
 
     def _tokens(self) -> list[int]:
         totals = [0] * len(self.rollouts)

@@ -56,6 +56,49 @@ def test_a_wrong_stage_is_refused_by_name(change, names):
 
 
 @pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"minimum_answers": 1}, "minimum_answers"),
+        ({"optimizer_steps": 0}, "optimizer_steps"),
+        ({"loss": {"kind": "ppo_clip"}}, "single attempts"),  # an objective of its own names its advantage too
+        ({"loss": {"kind": "kto", "advantage": "strata"}}, "preference"),
+        ({"window": {"limit": 1}}, "limit"),
+        ({"window": {"arms": []}}, "arms"),
+        ({"window": {"arms": ["left"]}}, "left"),
+        ({"window": {"user_cap": -1}}, "user_cap"),
+        ({"window": {"outlier_minimum": 1}}, "outlier_minimum"),
+        ({"window": {"weigh_by": "tag"}}, "silent"),
+        ({"window": {"weight_cap": 0.5}}, "weight_cap"),
+        ({"window": {"cap": 3}}, "cap"),
+        ({"baseline": {"stratum": "tag"}}, "tag"),
+        ({"baseline": {"tag": "task"}}, "tag"),
+        ({"preference": {"beta": 0}}, "beta"),
+        ({"preference": {"kto_weight": -1}}, "kto_weight"),
+        ({"preference": {"desirable_from": 2}}, "desirable_from"),
+        ({"preference": {"max_tokens": 0}}, "max_tokens"),
+        ({"replay": {"share": 1}}, "share"),
+        ({"replay": {"group_size": 1}}, "group_size"),
+        ({"replay": {"max_turns": 0}}, "max_turns"),
+        ({"replay": {"max_context_tokens": 3}}, "max_context_tokens"),
+        ({"replay": {"sampling": {"temperature": 0}}}, "untruncated"),
+    ],
+)
+def test_a_wrong_window_is_refused_by_name(change, names):
+    with pytest.raises(SpecError, match=names):
+        parse_run_spec({"model": "m", "stages": [{"kind": "realtime", "lane": "l", **change}]})
+
+
+def test_specs_saved_before_windows_had_fields_are_read():
+    old = {"kind": "realtime", "lane": "l", "minimum_answers": 40, "optimizer_steps": 2}
+    loss = {"kind": "ppo_clip", "advantage": "responders", "ratio_low": 0.7, "ratio_high": 1.5}
+    stage = parse_run_spec({"model": "m", "stages": [{**old, "loss": loss}]}).stages[0]
+    assert isinstance(stage, RealtimeStage)
+    assert stage.loss.advantage == "responders"
+    assert not stage.rolls_out
+    assert parse_run_spec({"model": "m", "stages": [{**old, "replay": {"share": 0.2}}]}).stages[0].rolls_out
+
+
+@pytest.mark.parametrize(
     "spec",
     [
         {},

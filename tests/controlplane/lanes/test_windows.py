@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from controlplane.models import Feedback, Generation, Lane, PolicyVersion
+from controlplane.models import Feedback, Generation, Lane, PolicyVersion, SignalMap
 from controlplane.services.clock import database_now
 from controlplane.services.feedback import feedback_receive
 from controlplane.services.signals import signal_map_publish
@@ -287,6 +287,20 @@ def test_strata_by_a_tag_of_the_feedback(store):
     assert min(item.advantage for item in window.items) == pytest.approx(-1.0, abs=0.03)
 
 
+def test_an_episodes_outcome_is_heard_of_each_of_its_turns(store):
+    """A session of three turns, whose outcome comes at its end: half as loud with every turn between."""
+    world = lane_world()
+    make_map(world, episode_discount=0.5, weigh_responses=False)
+    turns = [world.generate(store, user_key="u1", session="s1") for _ in range(3)]
+    Generation.objects.filter(session="s1").update(prompt_hash="")
+    body = thumbs(turns[-1].id, value=False, target={"kind": "episode", "id": "s1"}, actor=actor("u1"))
+    feedback_receive(project=world.project, sender="app", source=None, data=body, actor=ACTOR)
+    window = window_collect(lane=world.lane, stage=make_stage(world, window=WindowSpec(events_an_hour=1)))
+    assert [(item.generation.id, item.reward) for item in window.items] == [(row.id, 0.0) for row in turns]
+    weights = [item.weight for item in window.items]
+    assert weights[0] / weights[2] == pytest.approx(0.25)
+
+
 def test_a_window_reads_no_more_than_its_limit(store):
     world = lane_world()
     rows = [answer(world, store, f"u{n}") for n in range(5)]
@@ -302,6 +316,8 @@ def test_the_report_is_plain_data(store):
     report = json.loads(json.dumps(window_collect(lane=world.lane).report()))
     assert report["objectives"] == {"policy_gradient": 1}
     assert report["left_out"] == {"silent": 1}
+    row = SignalMap.objects.get(project=world.project)
+    assert report["signal_map"] == {"number": 1, "hash": row.content_hash}
     assert (report["items"], report["eligible"], report["response_rate"]) == (1, 2, 0.5)
     empty = window_collect(lane=lane_world().lane).report()
     assert (empty["response_rate"], empty["on_policy_share"]) == (None, None)
