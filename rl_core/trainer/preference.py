@@ -63,11 +63,6 @@ class Preferences:
         flat = [sequence for sequences in self._shuffled[1:] for sequence in sequences]
         self._shuffled_anchor = self._sums(flat)
 
-    @property
-    def any(self) -> bool:
-        """Whether the batch has any."""
-        return any(self._members)
-
     def push(self, number: int) -> Push:
         """What minibatch `number` asks for, under the policy as it is."""
         batch, members = self._batch, self._members[number]
