@@ -2,11 +2,13 @@
 
 Nothing is ever overwritten. A key is taken once; a second writer gets `ObjectExists` and decides by the content
 (`put_or_adopt`). Keys carry either a content digest (blobs) or the writer's fence (segments, manifests), so two
-writers meet under one key only when they mean the same bytes.
+writers meet under one key only when they mean the same bytes. What was put is durable when `put` returns: cloud stores
+say so themselves, and a local store has the disk write the object and its name.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +30,8 @@ _MAX_KEY_CHARS: Final = 900  # S3 allows 1024 bytes; leave room for a store's ow
 _BLOB_KEY: Final = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
 # obstore reports the operating system's error as text only: ENOSPC 28, EDQUOT 122, EFBIG 27 (RLIMIT_FSIZE).
 _NO_SPACE: Final = re.compile(r"os error (?:28|122|27)\b|No space left|Disk quota|File too large")
+
+_DAMAGED: Final = "{key} does not hold the bytes of its name; the store damaged it: restore or delete it"
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
@@ -81,14 +85,37 @@ class ObjectStore:
     or has no space left, and SpecError for an unsafe key.
     """
 
-    def __init__(self, backend: obstore.store.ObjectStore, *, url: str) -> None:
+    def __init__(self, backend: obstore.store.ObjectStore, *, url: str, folder: Path | None = None) -> None:
+        """`folder` is where a local store keeps its objects."""
         self._backend = backend
         self.url = url
+        self._folder = folder
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         """Create the object whole: readers see all of it or nothing. Raises: ObjectExists."""
         with _translated("create", check_key(key)):
             obstore.put(self._backend, key, data, mode="create", use_multipart=False)
+            self._sync(key)
+
+    def _sync(self, key: str) -> None:
+        """Have the disk of a local store write the object and the folders on the way to it; obstore does not."""
+        if self._folder is None:
+            return
+        path = self._folder / key
+        for part in (path, *path.parents):
+            descriptor = os.open(part, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if part == self._folder:
+                return
+
+    def _adopt(self, key: str, size_bytes: int) -> bool:
+        """Whether the object has this size, now as durable as if this call had created it."""
+        with _translated("adopt", key):
+            self._sync(key)
+        return self.head(key).size_bytes == size_bytes
 
     def put_file(self, key: str, path: Path) -> None:
         """Create the object from a file. Raises: ObjectExists, ObjectMissing when there is no such file."""
@@ -109,8 +136,7 @@ class ObjectStore:
         try:
             self.put(key, data)
         except ObjectExists:
-            present = self.head(key)
-            if present.size_bytes != memoryview(data).nbytes or self.get(key) != data:
+            if not self._adopt(key, memoryview(data).nbytes) or self.get(key) != data:
                 raise
             return False
         return True
@@ -164,13 +190,17 @@ class ObjectStore:
             return
 
     def put_blob(self, data: bytes | bytearray | memoryview) -> str:
-        """Store bytes under their own digest and return the key `blobs/<2 hex>/<blake3>`; idempotent."""
+        """Store bytes under their own digest and return the key `blobs/<2 hex>/<blake3>`; idempotent.
+
+        Raises: DigestMismatch when what stands there is of another size: torn by a machine that lost power.
+        """
         digest = blake3(data).hexdigest()
         key = f"blobs/{digest[:2]}/{digest}"
         try:
             self.put(key, data)
-        except ObjectExists:
-            return key
+        except ObjectExists as error:
+            if not self._adopt(key, memoryview(data).nbytes):
+                raise DigestMismatch(_DAMAGED.format(key=key)) from error
         return key
 
     def get_blob(self, key: str) -> bytes:
@@ -180,9 +210,7 @@ class ObjectStore:
             raise SpecError(f"not a blob key: {key[:120]!r}; expected blobs/<2 hex>/<blake3>")
         data = self.get(key)
         if blake3(data).hexdigest() != match[1]:
-            raise DigestMismatch(
-                f"{key} does not hold the bytes of its name; the store damaged it: restore or delete it"
-            )
+            raise DigestMismatch(_DAMAGED.format(key=key))
         return data
 
 
@@ -202,7 +230,7 @@ def open_store(url: str | Path) -> ObjectStore:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreUnavailable(f"cannot open the store folder {folder}: {error}") from error
-        return ObjectStore(LocalStore(folder), url=folder.as_uri())
+        return ObjectStore(LocalStore(folder), url=folder.as_uri(), folder=folder)
     try:
         return ObjectStore(from_url(text), url=text)
     except (ValueError, obstore_exceptions.BaseError) as error:

@@ -1,3 +1,5 @@
+import errno
+import os
 import resource
 import subprocess
 import sys
@@ -105,6 +107,52 @@ def test_a_damaged_blob_is_never_returned(tmp_path):
         store.get_blob(key)
     with pytest.raises(SpecError):
         store.get_blob("lineages/x/manifest.json")
+
+
+def test_a_torn_blob_is_never_adopted(tmp_path):
+    store = open_store(tmp_path)
+    key = store.put_blob(b"trajectory")
+    (tmp_path / key).write_bytes(b"traj")
+    with pytest.raises(DigestMismatch, match="delete it"):
+        store.put_blob(b"trajectory")
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """Inodes that the disk was told to write."""
+    seen, fsync = set(), os.fsync
+
+    def watched(descriptor):
+        fsync(descriptor)
+        seen.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    return seen
+
+
+def test_an_object_and_its_folders_are_on_the_disk_before_it_is_said_to_exist(tmp_path, synced):
+    store = open_store(tmp_path)
+    for create in (
+        lambda: store.put("a/b/c", b"x"),
+        lambda: store.put_or_adopt("a/b/c", b"x"),  # the writer before may have died between the two
+    ):
+        synced.clear()
+        create()
+        assert synced == {(tmp_path / part).stat().st_ino for part in ("a/b/c", "a/b", "a", ".")}
+    key = store.put_blob(b"y")
+    synced.clear()
+    assert store.put_blob(b"y") == key
+    assert (tmp_path / key).stat().st_ino in synced
+
+
+def test_a_disk_that_does_not_take_it_is_said(tmp_path, monkeypatch):
+    def fails(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    store = open_store(tmp_path)
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(StoreUnavailable, match="Input/output error"):
+        store.put("k", b"x")
 
 
 @pytest.mark.parametrize("form", ["path", "text", "file"])
