@@ -43,14 +43,14 @@ class Background:
         return f"http://localhost:{self._port}"
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """`manage.py up`, quietly, for as long as the block lasts."""
+    def running(self, *flags: str) -> Iterator[None]:
+        """`manage.py up` with these further flags, quietly, for as long as the block lasts."""
         argv = [sys.executable, "-u", str(settings.BASE_DIR / "manage.py"), "up", "--quiet", "--with-parent"]
         log = settings.STATE_DIR / "logs" / "up.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
             self._up = subprocess.Popen(
-                [*argv, *self._flags, "--port", str(self._port)],
+                [*argv, *self._flags, *flags, "--port", str(self._port)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

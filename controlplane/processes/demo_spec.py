@@ -22,6 +22,8 @@ STEPS = {DemoTask.WORD_PROBLEMS: 18, DemoTask.CODE_REPAIR: 22}
 LEARNING_RATE = {DemoTask.WORD_PROBLEMS: 3e-5, DemoTask.CODE_REPAIR: 2e-5}
 # One version behind keeps the trainer busy on two cores; in the one run with two it learned less and won no time.
 MAX_STALENESS = 1
+# The longest session of either task is under 400 tokens; every engine reserves memory for this many in each place.
+MAX_CONTEXT_TOKENS = 512
 EVAL_TASKS = {DemoTask.WORD_PROBLEMS: 100, DemoTask.CODE_REPAIR: 12}
 
 
@@ -37,6 +39,7 @@ def demo_spec(
         steps=steps or STEPS[task],
         sampling=environment.sampling,
         max_turns=environment.max_turns,
+        max_context_tokens=MAX_CONTEXT_TOKENS,
         max_staleness=MAX_STALENESS,
         eval_tasks=EVAL_TASKS[task],
         optimizer=OptimizerSpec(learning_rate=LEARNING_RATE[task]),

@@ -35,11 +35,12 @@ _TIMEOUT_S = 1800
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seeded:
-    """What a demonstration starts from. `logins` are names with passwords."""
+    """What a demonstration starts from: where its rollouts run, whose engines it needs, names with passwords."""
 
     project: Project
     model: ModelCard
     clusters: tuple[str, ...]
+    engines: tuple[str, ...]
     logins: dict[str, str]
 
 
@@ -78,10 +79,12 @@ def seed_demo(*, say: Say, model_folder: Path | None = None, moe: bool = False) 
     clusters = tuple(_cluster_name(name, model) for name in ROLLOUT_CLUSTERS)
     for name, region in zip(clusters, ROLLOUT_CLUSTERS.values(), strict=True):
         _cluster(project, name, ClusterRole.ROLLOUT, region, model, weight_slots=1)
+    engines = clusters
     if not moe:
+        engines = (*clusters, SERVING_CLUSTER)
         serving = _cluster(project, SERVING_CLUSTER, ClusterRole.SERVING, "us-west", model, weight_slots=2)
         seed_lane(project=project, serving=serving, model=model)
-    return Seeded(project=project, model=model, clusters=clusters, logins=logins)
+    return Seeded(project=project, model=model, clusters=clusters, engines=engines, logins=logins)
 
 
 def _model_folder(chosen: Path | None, *, moe: bool, say: Say) -> tuple[Path, str]:

@@ -11,7 +11,7 @@ from django.core.management.base import CommandParser
 from controlplane.management.demonstration import DemonstrationCommand, positive
 from controlplane.processes.background import Background
 from controlplane.processes.demo import Demo, DemoPlan
-from controlplane.processes.demo_spec import STEPS, DemoTask
+from controlplane.processes.demo_spec import MAX_CONTEXT_TOKENS, STEPS, DemoTask
 from controlplane.processes.errors import DemoFault
 from controlplane.processes.progress import Progress
 from controlplane.processes.stack import sandbox_refusal
@@ -49,7 +49,7 @@ class Command(DemonstrationCommand):
         )
         demo = Demo(plan, say=self.say, progress=progress, background=background)
         seeded, run = demo.seed()
-        with background.running():
+        with background.running("--max-len", str(MAX_CONTEXT_TOKENS), "--engines", *seeded.engines):
             self.say("starting the web process, the conductor, the workers and the engines")
             background.wait_ready(project=seeded.project, clusters=seeded.clusters)
             self.greet(f"{background.url}/runs/{run.pk}/", seeded.logins)
