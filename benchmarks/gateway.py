@@ -16,23 +16,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 import psutil
 
 from benchmarks.conductor import database
 from benchmarks.measure import Progress
+from benchmarks.web import free_ports, running, web_process
 
 TOKEN_MS: Final = 20.0
 TOKENS: Final = 12
@@ -57,14 +55,13 @@ def run(*, quick: bool, progress: Progress) -> dict[str, object]:
         stack.enter_context(database(progress))
         from benchmarks import gateway_rows as rows
 
-        ports = _free_ports(2)
+        ports = free_ports(2)
         folder = rows.tokenizer_folder()
         token = rows.token_of(folder, "a")
-        stack.enter_context(_process(_engine(ports[0], token), {}))
+        stack.enter_context(running(_engine(ports[0], token), {}))
         lane = rows.lane(folder=folder, engine_url=f"http://127.0.0.1:{ports[0]}", token=_SECRET)
-        web = stack.enter_context(_process(_web(ports[1]), {"DATABASE_URL": _database_url(), "LOG_LEVEL": "WARNING"}))
+        web = stack.enter_context(web_process(ports[1]))
         sides = _sides(ports, lane)
-        _wait(f"http://127.0.0.1:{ports[1]}/healthz")
         pairs = 320 if quick else 1600
         progress(f"{pairs} pairs of answers, {STREAMS} at once")
         ttfts = asyncio.run(_paired(sides, pairs))
@@ -183,46 +180,3 @@ async def _client() -> AsyncIterator[httpx.AsyncClient]:
 def _engine(port: int, token: int) -> list[str]:
     command = [sys.executable, "-m", "benchmarks.scripted_engine", "--port", str(port), "--token", str(token)]
     return [*command, "--text", "a", "--token-ms", str(TOKEN_MS)]
-
-
-def _web(port: int) -> list[str]:
-    from controlplane.processes.specs import web_spec
-
-    return list(web_spec(port=port).argv)
-
-
-@contextlib.contextmanager
-def _process(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, env={**os.environ, **env})  # noqa: TID251  # the benchmark's own environment
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def _database_url() -> str:
-    """The address of the benchmark's own database."""
-    from django.conf import settings
-    from django.db import connection
-
-    return urlunsplit(urlsplit(settings.DATABASE_URL)._replace(path=f"/{connection.settings_dict['NAME']}"))
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(sock.getsockname()[1]) for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
-
-
-def _wait(url: str) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(url, trust_env=False).status_code < 500:
-                return
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{url} does not answer")
-        time.sleep(0.1)

@@ -28,7 +28,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='feedbacksource',
             name='actor_rate_per_minute',
-            field=models.PositiveIntegerField(default=600, help_text='events of one of its actors'),
+            field=models.PositiveIntegerField(default=6000, help_text='events of one of its actors'),
         ),
         migrations.AddField(
             model_name='rejectedpayload',

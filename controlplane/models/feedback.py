@@ -12,7 +12,7 @@ from controlplane.states import Consent, FeedbackState, PayloadKind, SignalType
 
 # What a sender without a source of its own may send, and the limits that a new source begins with.
 RATE_PER_MINUTE = 60_000
-ACTOR_RATE_PER_MINUTE = 600
+ACTOR_RATE_PER_MINUTE = 6_000
 
 
 class SignalDefinition(Entity):
@@ -109,6 +109,7 @@ class Feedback(models.Model):
     demonstration = models.TextField(blank=True)
     tags = models.JSONField(default=dict)
     consent = models.CharField(max_length=8, choices=Consent.choices, default=Consent.NONE)
+    distance = 0  # not stored: turns between the generation that an episode's outcome is credited to and the outcome
 
     class Meta:
         indexes = [

@@ -15,13 +15,14 @@ from django.db import DataError
 from controlplane.errors import Conflict, ControlPlaneError, Gone, Invalid, NotFound, Throttled
 from controlplane.models import Feedback, FeedbackReceipt, FeedbackSource, Project, SignalDefinition
 from controlplane.models.feedback import ACTOR_RATE_PER_MINUTE, RATE_PER_MINUTE
+from controlplane.services.comments import Texts
 from controlplane.services.events import Actor
 from controlplane.services.generations import narrowest
 from controlplane.services.intake import Row, Stored, Target, intake_store, map_content, targets_find
 from controlplane.services.limits import Take, limits_take
 from controlplane.services.payloads import FeedbackPayload, payload_parse
 from controlplane.services.signals import SignalMapContent, signal_check
-from controlplane.states import Consent, FeedbackState
+from controlplane.states import FeedbackState
 
 _PAYLOAD = msgspec.json.Decoder(FeedbackPayload)
 
@@ -240,8 +241,9 @@ def _store(sender: Sender, entries: Sequence[_Entry]) -> None:
     if not entries:
         return
     content = map_content(sender.project)
+    texts = Texts(sender.project, [entry.payload for entry in entries if entry.payload])
     first = {entry.event_id: entry for entry in reversed(entries)}
-    rows = {event_id: _row(sender.project, entry, content) for event_id, entry in first.items()}
+    rows = {event_id: _row(sender.project, entry, content, texts) for event_id, entry in first.items()}
     stored = _stored(sender, list(rows.values()))
     states = _states(found.feedback_id for found in stored.values() if isinstance(found, Stored) and not found.fresh)
     for entry in entries:
@@ -268,12 +270,12 @@ def _stored(sender: Sender, rows: list[Row]) -> dict[str, Stored | ControlPlaneE
         return {event_id: found for row in rows for event_id, found in _stored(sender, [row]).items()}
 
 
-def _row(project: Project, entry: _Entry, content: SignalMapContent | None) -> Row:
+def _row(project: Project, entry: _Entry, content: SignalMapContent | None, texts: Texts) -> Row:
     payload, signal, target = entry.payload, entry.signal, entry.target
     assert payload is not None
     assert signal is not None
     consent = narrowest(payload.consent, project.consent)
-    kept = consent != Consent.NONE
+    kept = texts.kept(payload, consent)
     return Row(
         event_id=entry.event_id,
         body_hash=entry.body_hash,
@@ -288,9 +290,9 @@ def _row(project: Project, entry: _Entry, content: SignalMapContent | None) -> R
         occurred_at=payload.occurred_at,
         actor_hash=payload.actor.hash,
         actor_kind=payload.actor.kind,
-        comment=payload.comment if kept else "",
-        demonstration=(payload.demonstration or "") if kept else "",
-        tags=payload.tags if kept else {},
+        comment=kept.comment,
+        demonstration=kept.demonstration,
+        tags=kept.tags,
         consent=consent.value,
     )
 

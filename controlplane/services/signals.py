@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
-from uuid import UUID
 
 import msgspec
 from django.db import transaction
@@ -186,10 +185,9 @@ def reward_of(
     events: Iterable[Feedback],
     *,
     generation_at: datetime | None = None,
-    distances: Mapping[UUID, int] | None = None,
 ) -> float | None:
     """The reward that `reward_and_strength` gives, alone."""
-    found = reward_and_strength(content, events, generation_at=generation_at, distances=distances)
+    found = reward_and_strength(content, events, generation_at=generation_at)
     return None if found is None else found.value
 
 
@@ -198,15 +196,13 @@ def reward_and_strength(
     events: Iterable[Feedback],
     *,
     generation_at: datetime | None = None,
-    distances: Mapping[UUID, int] | None = None,
 ) -> Reward | None:
     """The weighted mean reward of one generation's feedback; None when none counts and silence has no value.
 
     An actor's newest event of a signal counts alone, and the actors of one sender share that sender's one voice on the
     signal: neither pressing thumbs twice nor a hundred made-up actors is louder than one. Voices weigh the signal's
-    weight times their source's trust times what age and distance leave of them. `generation_at` is when the answer was
-    given (None: no rule of time is applied), `distances` the turns between the generation and an episode's outcome, by
-    event.
+    weight times their source's trust times what age and, of an episode's outcome, distance leave of them.
+    `generation_at` is when the answer was given (None: no rule of time is applied).
     """
     newest: dict[tuple[str, str, str], Feedback] = {}
     for event in sorted(events, key=lambda item: (item.occurred_at, item.id)):
@@ -219,7 +215,7 @@ def reward_and_strength(
         left = _left_of(content, slug, event, generation_at)
         if rule is None or reward is None or left is None:
             continue
-        left *= content.episode_discount ** (distances or {}).get(event.id, 0)
+        left *= content.episode_discount**event.distance
         voices.setdefault((sender, slug), []).append((left, reward))
         weights[sender, slug] = rule.weight * (event.source.trust_weight if event.source else 1.0)
     total = heard = full = 0.0
