@@ -4,9 +4,13 @@ import re
 import socket
 
 import pytest
-from machine_rig import Machine
+from machine_rig import MODEL, Machine
 
+from controlplane.processes.demo_spec import MAX_CONTEXT_TOKENS, DemoTask
 from controlplane.processes.ports import free_port
+from rl_core.chat import ChatTokenizer
+from rl_core.environments.registry import ENVIRONMENTS
+from rl_core.environments.world import MAX_RESULT_CHARS
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
@@ -41,6 +45,20 @@ def test_the_demonstration_from_start_to_summary(machine):
     assert (done.returncode == 0) == ("it learned" in text)
     assert machine.manage("services", "status").returncode == 3, "the services should have ended with it"
     assert not machine.web_answers()
+
+
+@pytest.mark.parametrize("task", DemoTask)
+def test_no_session_outgrows_the_window_that_its_engines_reserve(task):
+    environment = ENVIRONMENTS[task.value]
+    chat = ChatTokenizer.load(MODEL)
+    openings = [
+        chat.render([{"role": message.role.value, "content": message.content} for message in environment.messages(one)])
+        for one in environment.build_task_set().tasks
+    ]
+    result = MAX_RESULT_CHARS // 2  # what tools print has two characters a token or more
+    turns = environment.max_turns
+    longest = max(map(len, openings)) + turns * environment.sampling.max_tokens + (turns - 1) * result
+    assert longest <= MAX_CONTEXT_TOKENS
 
 
 def test_faults_are_said_with_exit_code_2(machine):
