@@ -1,7 +1,8 @@
-"""`python -m benchmarks NAME [--quick]`, or `--all` to run every benchmark and rewrite `benchmarks/RESULTS.md`.
+"""`python -m benchmarks NAME [--quick]`, or `--all` to run every benchmark; both rewrite `benchmarks/RESULTS.md`.
 
-Progress goes to stderr, one JSON object to the last line of stdout. Exit status: 0, 1 when a benchmark failed,
-2 for an unknown name.
+Progress goes to stderr, one JSON object to the last line of stdout. A whole run is kept in `var/benchmarks/NAME.json`,
+and RESULTS.md is written from what is kept there, each with its date; a quick one is printed alone. Exit status: 0, 1 when
+a benchmark failed, 2 for an unknown name.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from benchmarks.measure import host
 from rl_core.errors import RlCoreError
 
 _RESULTS = Path(__file__).with_name("RESULTS.md")
+_KEPT = Path("var/benchmarks")
 _NOT_BENCHMARKS = {"__main__", "measure"}
 
 
@@ -51,39 +53,40 @@ def run_one(name: str, *, quick: bool) -> dict[str, object]:
     return result
 
 
+def keep(name: str, result: dict[str, object]) -> None:
+    """Keep a whole run's result, and write RESULTS.md anew."""
+    _KEPT.mkdir(parents=True, exist_ok=True)
+    dated = {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", **result}
+    (_KEPT / f"{name}.json").write_text(json.dumps(dated))
+    kept = {path.stem: json.loads(path.read_text()) for path in sorted(_KEPT.glob("*.json"))}
+    _RESULTS.write_text(_markdown({name: kept[name] for name in names() if name in kept}))
+
+
 def run_all(*, quick: bool) -> int:
-    """Run each benchmark in a process of its own, so that none inherits another's memory; rewrite RESULTS.md."""
-    results: dict[str, dict[str, object]] = {}
+    """Run each benchmark in a process of its own, so that none inherits another's memory."""
+    ran: list[str] = []
     failed: list[str] = []
     for name in names():
         command = [sys.executable, "-m", "benchmarks", name, *(["--quick"] if quick else [])]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        lines = done.stdout.strip().splitlines()
-        if done.returncode or not lines:
-            failed.append(name)
-        else:
-            results[name] = json.loads(lines[-1])
-    _RESULTS.write_text(_markdown(results, failed=failed))
-    print(json.dumps({"results": str(_RESULTS), "ran": sorted(results), "failed": failed}))
+        (failed if done.returncode else ran).append(name)
+    print(json.dumps({"results": str(_RESULTS), "ran": ran, "failed": failed}))
     return 1 if failed else 0
 
 
-def _markdown(results: dict[str, dict[str, object]], *, failed: list[str]) -> str:
-    machine = host()
-    lines = [
-        "# Benchmark results",
-        "",
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC on {machine['model']}, {machine['cores']} cores. "
-        "Written by `python -m benchmarks --all`; do not edit.",
-    ]
+def _markdown(results: dict[str, dict[str, object]]) -> str:
+    lines = ["# Benchmark results", "", "Written by `python -m benchmarks NAME` and `make bench`; do not edit."]
     for name, result in results.items():
-        mode = ", quick" if result.get("quick") else ""
-        lines += ["", f"## {name} ({result['seconds']} s{mode})", "", "| key | value |", "|---|---|"]
+        machine = result["host"]
+        assert isinstance(machine, dict)
+        lines += ["", f"## {name}", ""]
+        lines += [f"{result['date']} on {machine['model']}, {machine['cores']} cores, {result['seconds']} s.", ""]
+        lines += ["| key | value |", "|---|---|"]
         lines += [
-            f"| `{key}` | {_cell(value)} |" for key, value in result.items() if key not in {"host", "quick", "seconds"}
+            f"| `{key}` | {_cell(value)} |"
+            for key, value in result.items()
+            if key not in {"date", "host", "quick", "seconds"}
         ]
-    if failed:
-        lines += ["", "## Failed", "", *(f"- `{name}`" for name in failed)]
     return "\n".join(lines) + "\n"
 
 
@@ -100,7 +103,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", nargs="?", help=f"one of: {', '.join(names())}")
     parser.add_argument("--quick", action="store_true", help="the same measurements on less, within 3 minutes")
-    parser.add_argument("--all", action="store_true", help="run all and rewrite benchmarks/RESULTS.md")
+    parser.add_argument("--all", action="store_true", help="run all")
     options = parser.parse_args(arguments)
     if options.all:
         return run_all(quick=options.quick)
@@ -113,6 +116,8 @@ def main(arguments: list[str]) -> int:
     except RlCoreError as error:
         print(f"{options.name} cannot run: {error}", file=sys.stderr)
         return 1
+    if not options.quick:
+        keep(options.name, result)
     print(json.dumps(result))
     return 0
 
