@@ -1,8 +1,8 @@
 """`python -m benchmarks NAME [--quick]`, or `--all` to run every benchmark; both rewrite `benchmarks/RESULTS.md`.
 
 Progress goes to stderr, one JSON object to the last line of stdout. A whole run is kept in `var/benchmarks/NAME.json`,
-and RESULTS.md is written from what is kept there, each with its date; a quick one is printed alone. Exit status: 0, 1 when
-a benchmark failed, 2 for an unknown name.
+and RESULTS.md is written from what is kept there, each with its date; a quick one is printed alone. Exit status: 0, 1
+when a benchmark failed, 2 for an unknown name.
 """
 
 from __future__ import annotations
