@@ -12,9 +12,10 @@ import msgspec
 from django.db.models import Exists, OuterRef
 
 from controlplane.models import BatchItem, Feedback, Generation, Lane
+from controlplane.selectors.credit import feedback_credited
 from controlplane.services.clock import database_now
 from controlplane.services.signals import SignalMapContent, Silence, reward_and_strength, reward_of
-from controlplane.states import Consent, FeedbackState, GenerationOutcome
+from controlplane.states import Consent, GenerationOutcome
 from rl_core.specs import BaselineSpec, RealtimeStage, StratumKey
 from rl_core.windows.actors import busy_actors, outlying_actors
 from rl_core.windows.selection import Candidate, LeftOut
@@ -92,7 +93,7 @@ def _refused(row: Generation, stage: RealtimeStage, closed: datetime) -> LeftOut
 def _hear(read: Read, stage: RealtimeStage, content: SignalMapContent, now: datetime) -> None:
     """Turn rows into candidates; those of whom only programs, outliers or people without consent spoke go."""
     rows, read.rows = read.rows, []
-    said = _said(rows, now)
+    said = feedback_credited(generations=rows, until=now)
     allowed = {key: [event for event in events if event.consent == Consent.TRAIN] for key, events in said.items()}
     people = _without(allowed, _programs(rows, allowed, stage), rows)
     usual = _without(people, _outliers(rows, people, stage, content), rows)
@@ -109,15 +110,6 @@ def _hear(read: Read, stage: RealtimeStage, content: SignalMapContent, now: date
         read.demonstrations.append(max(shown, key=lambda event: event.occurred_at).id if shown else None)
 
 
-def _said(rows: Sequence[Generation], now: datetime) -> Heard:
-    said: Heard = {row.id: [] for row in rows}
-    joined = Feedback.objects.filter(generation_id__in=list(said), state=FeedbackState.JOINED, created_at__lte=now)
-    for event in joined.select_related("signal", "source").order_by("occurred_at", "id"):
-        if event.generation_id is not None:
-            said[event.generation_id].append(event)
-    return said
-
-
 def _actor(event: Feedback, row: Generation) -> str:
     """Who gave it: as its sender names people, else the user who was answered."""
     return f"{event.sender}/{event.actor_hash}" if event.actor_hash else row.user_hash
@@ -130,8 +122,8 @@ def _without(heard: Heard, actors: set[str], rows: Iterable[Generation]) -> Hear
 
 
 def _programs(rows: Sequence[Generation], heard: Heard, stage: RealtimeStage) -> set[str]:
-    events = ((_actor(event, row), event.occurred_at.timestamp()) for row in rows for event in heard[row.id])
-    return busy_actors(events, an_hour=stage.window.events_an_hour)
+    events = {event.id: (_actor(event, row), event.occurred_at.timestamp()) for row in rows for event in heard[row.id]}
+    return busy_actors(events.values(), an_hour=stage.window.events_an_hour)
 
 
 def _outliers(rows: Sequence[Generation], heard: Heard, stage: RealtimeStage, content: SignalMapContent) -> set[str]:
