@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class BenchLane:
     key: str
     text: str
     prompt: list[int]
-    lane_id: object
+    lane_id: uuid.UUID
 
 
 def tokenizer_folder() -> Path:

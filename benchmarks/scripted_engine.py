@@ -17,6 +17,7 @@ from rl_core.engines.protocol import EndEvent, ErrorBody, ErrorDetail, GenerateB
 from rl_core.types import FinishReason, Generated, VersionSpan
 
 TOP_LOGPROB = -0.5
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,24 +81,18 @@ class ScriptedEngine:
             await writer.drain()
             return True
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-        left = asyncio.ensure_future(reader.read(1))  # a client that waits for its answer sends nothing
-        try:
-            whole = await self._stream(body, reply, writer, left)
-        finally:
-            left.cancel()
-        return whole
+        return await self._stream(body, reply, reader, writer)
 
     async def _stream(
-        self, body: GenerateBody, reply: Reply, writer: asyncio.StreamWriter, left: asyncio.Future[bytes]
+        self, body: GenerateBody, reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         version = body.exact_version or "scripted:0-0"
         tokens = list(reply.tokens)[: body.sampling.max_tokens]
         for place, token in enumerate(tokens):
             if place == reply.breaks_after:
                 return False
-            if reply.token_s:
-                await asyncio.wait({left}, timeout=reply.token_s)
-            if left.done():
+            await _pause(reply.token_s, reader)
+            if reader.at_eof():
                 raise ConnectionError
             tops = [(token, TOP_LOGPROB)] * body.top_logprobs
             event = TokenEvent(token=token, logprob=TOP_LOGPROB, version="" if place else version, tops=tops)
@@ -116,6 +111,13 @@ class ScriptedEngine:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
+
+
+async def _pause(seconds: float, reader: asyncio.StreamReader) -> None:
+    """Sleep, but no longer than the client stays."""
+    while seconds > 0 and not reader.at_eof():
+        await asyncio.sleep(min(seconds, _LOOK_S))
+        seconds -= _LOOK_S
 
 
 async def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit, urlunsplit
@@ -15,8 +16,9 @@ import httpx
 
 @contextlib.contextmanager
 def running(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process for as long as it is wanted."""
-    process = subprocess.Popen(command, env={**os.environ, **env})  # noqa: TID251  # the benchmark's own environment
+    """A process for as long as it is wanted. What it prints goes to stderr: stdout is for the result."""
+    own = {**os.environ, **env}  # noqa: TID251  # the benchmark's own environment
+    process = subprocess.Popen(command, env=own, stdout=sys.stderr)
     try:
         yield process
     finally:

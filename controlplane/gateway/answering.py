@@ -207,14 +207,15 @@ class Answering:
         latency_ms = 1000 * (time.perf_counter() - self._started_s)
         answers = [self._answer(choice, outcome, tokenizer, latency_ms) for choice in self.choices]
         await in_database(_record_all, self.route, self._assignment, self._caller, answers)
-        log.info(
-            "generation_served",
-            lane=self.route.lane.slug,
-            arm=self._assignment.arm.value,
-            outcome=outcome.value,
-            generation=str(self.choices[0].generation_id),
-            tokens=sum(len(answer.generated.token_ids) for answer in answers),
-        )
+        if outcome != GenerationOutcome.ANSWERED:
+            log.info(
+                "generation_unanswered",
+                lane=self.route.lane.slug,
+                arm=self._assignment.arm.value,
+                outcome=outcome.value,
+                generation=str(self.choices[0].generation_id),
+                tokens=sum(len(answer.generated.token_ids) for answer in answers),
+            )
 
     def _answer(
         self, choice: Choice, outcome: GenerationOutcome, tokenizer: ChatTokenizer, latency_ms: float
