@@ -13,6 +13,7 @@ reads slowly holds back its own task alone, with one page in memory, and is drop
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -63,6 +64,10 @@ class StreamType(StrEnum):
     ERROR = "stream.error"
 
 
+class Gone(Exception):
+    """The connection is closed, by either side: there is nobody to send to. `disconnect` follows."""
+
+
 @dataclass(slots=True, eq=False)
 class Subscription:
     """One topic and the last `seq` that was sent. Subscribing again makes a new one."""
@@ -83,6 +88,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
         self.send_timeout_s = send_timeout_s
         self.subscriptions: dict[str, Subscription] = {}
         self.bad_messages = 0
+        self.closing = False
         self.dirty: set[str] = set()
         self.wake = asyncio.Event()
         self.pump: asyncio.Task[None] | None = None
@@ -117,8 +123,15 @@ class LiveConsumer(AsyncWebsocketConsumer):
         if self.principal is None:
             return
         try:
-            request = parse_request(text_data)
-            await self._apply(request, self.principal)
+            await self._answer(text_data, self.principal)
+        except Gone:
+            return
+        except TimeoutError:
+            await self._too_slow()
+
+    async def _answer(self, text: str | None, principal: Principal) -> None:
+        try:
+            await self._apply(parse_request(text), principal)
         except BadMessage as error:
             self.bad_messages += 1
             await self._control(StreamType.ERROR, data={"code": "bad_message", "detail": str(error)})
@@ -127,6 +140,13 @@ class LiveConsumer(AsyncWebsocketConsumer):
         except DATABASE_ERRORS:
             detail = "the database does not answer; subscribe again in a few seconds"
             await self._control(StreamType.ERROR, data={"code": "unavailable", "detail": detail})
+
+    async def close(self, code: int | bool | None = None, reason: str | None = None) -> None:
+        """Close, unless it is closed."""
+        if not self.closing:
+            self.closing = True
+            with contextlib.suppress(OSError):  # what a server raises when the client has left
+                await super().close(code, reason)
 
     async def _apply(self, request: Request, principal: Principal) -> None:
         for topic in request.unsubscribe:
@@ -180,9 +200,10 @@ class LiveConsumer(AsyncWebsocketConsumer):
                 if timed:
                     due = time.monotonic() + self.interval_s
                 await self._round(timed)
+        except Gone:
+            return
         except TimeoutError:
-            log.warning("live_client_too_slow", caller=self.principal.identity if self.principal else "")
-            await self.close(Close.TRY_LATER)
+            await self._too_slow()
         except Exception:
             log.exception("live_pump_failed")
             await self.close(Close.BUG)
@@ -237,9 +258,18 @@ class LiveConsumer(AsyncWebsocketConsumer):
         )
 
     async def _send(self, envelope: dict[str, Any]) -> None:
-        """Raises: TimeoutError when the client does not read."""
+        """Raises: TimeoutError when the client does not read, Gone."""
+        if self.closing:
+            raise Gone
         async with asyncio.timeout(self.send_timeout_s):
-            await self.send(text_data=json.dumps(envelope, separators=(",", ":")))
+            try:
+                await self.send(text_data=json.dumps(envelope, separators=(",", ":")))
+            except OSError as error:
+                raise Gone from error
+
+    async def _too_slow(self) -> None:
+        log.warning("live_client_too_slow", caller=self.principal.identity if self.principal else "")
+        await self.close(Close.TRY_LATER)
 
 
 async def _database(function: Callable[..., T], *args: Any) -> T:

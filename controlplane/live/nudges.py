@@ -2,7 +2,8 @@
 
 The layer may be down, come back, or die silently (after a broker is killed its sockets can stay open and get
 nothing). Losing nudges loses time alone, so the hub only tries again; whoever finds by timer what no nudge announced
-asks for a fresh start. The hub alone uses the layer in its event loop, which makes `flush` safe.
+asks for a fresh start. The hub alone uses the layer in its event loop, which makes `flush` safe. The hub's task ends
+by itself when nobody listens: `flush` swallows a cancellation, so a task that was cancelled might never end.
 """
 
 from __future__ import annotations
@@ -45,14 +46,11 @@ class NudgeHub:
             self._task = asyncio.create_task(self._run())
 
     def leave(self, topic: str, on_nudge: OnNudge) -> None:
-        """Hear of it no longer; the last to leave ends the listening."""
+        """Hear of it no longer; when the last one leaves the listening ends."""
         self._listeners[topic].discard(on_nudge)
         if not self._listeners[topic]:
             del self._listeners[topic]
             self._changed.set()
-        if not self._listeners and self._task is not None:
-            self._task.cancel()
-            self._task = None
 
     def suspect(self) -> None:
         """Something was committed that no nudge announced: begin anew, unless that was done a moment ago."""
@@ -63,25 +61,25 @@ class NudgeHub:
             self._changed.set()
 
     async def _run(self) -> None:
-        while True:
-            layer = get_channel_layer()
-            if layer is None:
-                return
+        while (layer := get_channel_layer()) is not None:
             try:
+                await _flush(layer)
+                if not self._listeners:
+                    return  # nothing is awaited since the look: whoever joins finds a task that is done
                 await self._listen(layer)
             except (OSError, RedisError) as error:
                 log.warning("nudges_unavailable", error=str(error))
                 await asyncio.sleep(RETRY_S)
 
     async def _listen(self, layer: Any) -> None:
+        """Pass on nudges until nobody listens or the channel is suspected."""
         self._stale = False
-        await layer.flush()
         channel = await layer.new_channel()
         joined: set[str] = set()
         receiving: asyncio.Task[dict[str, Any]] | None = None
         waiting: asyncio.Task[Any] | None = None
         try:
-            while not self._stale:
+            while self._listeners and not self._stale:
                 self._changed.clear()
                 await self._follow(layer, channel, joined)
                 receiving = receiving or asyncio.create_task(layer.receive(channel))
@@ -111,6 +109,14 @@ class NudgeHub:
     def _tell(self, topic: str) -> None:
         for on_nudge in list(self._listeners.get(topic, ())):
             on_nudge(topic)
+
+
+async def _flush(layer: Any) -> None:
+    """End the layer's receiver and connections. Raises: CancelledError, which the layer takes for its receiver's."""
+    await layer.flush()
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 _hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, NudgeHub] = weakref.WeakKeyDictionary()

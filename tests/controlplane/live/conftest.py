@@ -23,14 +23,13 @@ def _fast_hashing(settings) -> None:
 
 @pytest.fixture(autouse=True)
 async def no_task_outlives_its_test() -> AsyncIterator[None]:
-    """End what a test leaves running, asking again: the layer's receiver can lose a cancellation in a race."""
+    """Cancel what a test leaves running as a loop does that closes: once."""
     yield
     mine = asyncio.current_task()
-    for _ in range(50):
-        left = {task for task in asyncio.all_tasks() if task is not mine}
-        if not left:
-            return
-        for task in left:
-            task.cancel()
-        await asyncio.wait(left, timeout=0.2)
-    raise AssertionError(f"tasks do not end: {left}")
+    left = {task for task in asyncio.all_tasks() if task is not mine}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=10)
+    left = {task for task in asyncio.all_tasks() if task is not mine}
+    assert not left, f"tasks do not end: {left}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import struct
 import time
-from socket import create_connection
+import uuid
+from socket import SO_LINGER, SOL_SOCKET, create_connection
 
 import httpx
 import pytest
@@ -72,3 +74,29 @@ def test_a_client_reconnects_and_has_missed_nothing(test_database_url: str, tmp_
         with create_connection((host, int(port)), timeout=10) as raw:
             raw.sendall(b"POST /api/v1/feedback HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n")
             assert raw.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_clients_that_leave_in_the_middle_leave_no_traceback(test_database_url: str, tmp_path) -> None:
+    project = make_project()
+    topic = project_topic(project.pk)
+    _, token = make_key(project, Scope.READ)
+    log = tmp_path / "web.log"
+    # Many reads: the server is at the later ones when the client is gone, and cannot hear of it before their end.
+    topics = [topic, *(f"run:{uuid.uuid4()}" for _ in range(60))]
+    message = json.dumps({"v": 1, "subscribe": [{"topic": name, "last_seq": 0} for name in topics]})
+    with serving(test_database_url, log=log) as url:
+        address = url.replace("http", "ws") + "/ws/v1/live"
+        header = {"Authorization": f"Bearer {token}"}
+        for mark in range(10):
+            with connect(address, additional_headers=header) as socket:
+                socket.send(message)
+                assert json.loads(socket.recv(timeout=20))["type"] == "stream.subscribed"
+                # Without a word: the server is told by a reset.
+                socket.socket.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+                socket.socket.close()
+            append(project, mark)
+        with connect(address, additional_headers=header) as socket:  # the server is well
+            socket.send(json.dumps({"v": 1, "subscribe": [{"topic": topic}]}))
+            assert json.loads(socket.recv(timeout=20))["type"] == "stream.subscribed"
+        time.sleep(11)  # past the timer: a connection's task that was forgotten would send now
+    assert "Traceback" not in log.read_text()
