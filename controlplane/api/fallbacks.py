@@ -10,7 +10,7 @@ from django.views import defaults
 
 from controlplane.api.problems import problem_response
 
-_MACHINE_PATHS = ("/api/", "/v1/", "/hooks/")
+_MACHINE_PATHS = ("/api/", "/hooks/")
 
 
 def _for_machines(request: HttpRequest) -> bool:

@@ -51,7 +51,7 @@ def problem(*, status: int, code: str, detail: str, request_id: str, field: str 
 def problem_response(
     request: HttpRequest, *, status: int, code: str, detail: str, field: str = "", headers: dict[str, str] | None = None
 ) -> JsonResponse:
-    """An error answer from outside REST framework's views: fallbacks, the gateway, webhooks."""
+    """An error answer from outside REST framework's views: fallbacks, webhooks."""
     body = problem(status=status, code=code, detail=detail, field=field, request_id=request_id_of(request))
     return JsonResponse(body, status=status, content_type=CONTENT_TYPE, headers=headers)
 
