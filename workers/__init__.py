@@ -4,9 +4,8 @@
     rollout    the rollout queue                        slices     driving many sessions in one loop
     score      the score queue                          replicas   which engine a turn goes to
     train      the train queue                          trainers   the resident trainer and its position
-    transfer   the transfer queue                       manifests  version 0 under its own name
-    control    the control queue: exports               shadow     recorded prompts on a candidate
-    notify     alerts on their way to hooks
+    transfer   the transfer queue                       shadow     recorded prompts on a candidate
+    control    the control queue: exports               notify     alerts on their way to hooks
 
 No module here imports torch when it is imported: a rollout worker stays small.
 """

@@ -12,7 +12,6 @@ from controlplane.models import PolicyVersion
 from controlplane.services.versions import export_folder, version_exported
 from controlplane.states import WorkKind
 from workers.base import Attempt, store, unit_task
-from workers.manifests import manifest_ensure
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +37,6 @@ def materialise(version: PolicyVersion, folder: Path) -> Path:
     from rl_core.models.checkpoint import write_checkpoint
 
     model = version.lineage.model
-    manifest_ensure(store(), version)
     shadow = ShadowWeights.from_checkpoint(model.folder)
     target = Target(
         version=str(version.ref),

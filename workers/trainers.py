@@ -26,9 +26,8 @@ from rl_core.errors import BaseMismatch, CheckpointError, ObjectExists, TrainerL
 from rl_core.trainer.client import TrainerProcess
 from rl_core.trainer.messages import Op
 from rl_core.types import VersionRef
-from workers.base import Attempt, store
+from workers.base import Attempt
 from workers.control import materialise
-from workers.manifests import manifest_ensure
 
 log = structlog.get_logger(__name__)
 
@@ -171,7 +170,6 @@ class ResidentTrainer:
         self._base = known.select_related("parent", "lineage__model").order_by("-epoch", "-number").first()
         if self._base is None:
             raise CheckpointError(f"{folder or 'the model'} holds weights that no version of the run names")
-        manifest_ensure(store(), self._base)
 
     def _adopt(self, since: Sequence[Step], attempt: Attempt) -> bool:
         """Take the steps since again, publishing what stands there already; False when any comes out otherwise."""

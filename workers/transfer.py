@@ -15,8 +15,7 @@ from rl_core.engines.client import ControlClient
 from rl_core.engines.protocol import SlotState, SlotStatus
 from rl_core.errors import EngineUnreachable, WeightsError
 from rl_core.types import KvMode
-from workers.base import Attempt, store, unit_task
-from workers.manifests import manifest_ensure
+from workers.base import Attempt, unit_task
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +35,6 @@ def transfer(attempt: Attempt) -> None:
     row = transfer_begin(attempt.claim)
     if row is None:
         return
-    manifest_ensure(store(), row.version)
     try:
         client = control_client(row.replica)
     except OSError as error:

@@ -39,8 +39,7 @@ class PublishedWeights:
 def lineage_create(*, project: Project, model: ModelCard, parent: PolicyVersion | None) -> Lineage:
     """A new chain whose version 0 is committed at once: the model's weights, or those of `parent` for a fork.
 
-    Its bytes stand in the store already, under the model's or the parent's name. The manifest that gives them this
-    name is written by the first worker that needs it.
+    Its bytes and their manifest stand in the store already, under the model's or the parent's name.
     """
     with transaction.atomic():
         lineage = Lineage.objects.create(project=project, model=model, parent=parent)
@@ -51,7 +50,7 @@ def lineage_create(*, project: Project, model: ModelCard, parent: PolicyVersion 
             state=VersionState.COMMITTED,
             parent=parent,
             root=parent.root if parent else model.root,
-            manifest_key=f"lineages/{lineage.pk}/0-0/0/manifest.json",
+            manifest_key=parent.manifest_key if parent else model.manifest_key,
             snapshot_key=parent.snapshot_key if parent else model.manifest_key,
             full_bytes=(parent.full_bytes if parent else None) or model.full_bytes,
             elements=parent.elements if parent else None,

@@ -19,7 +19,8 @@ MAX_HOPS: Final = 256  # a longer chain is a fault of publishing: a snapshot sho
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the control plane wants a replica to hold. `version` is the text form, `root` 64 hex digits.
 
-    `manifest` is the key of the version's manifest; `snapshot` that of a snapshot of it or of an ancestor, if any.
+    `manifest` is the key of a manifest of this root, which may name it for another version: a lineage begins with the
+    weights of another. `snapshot` is the key of a snapshot of it or of an ancestor, if any.
     """
 
     version: str
@@ -56,7 +57,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 def plan_path(store: ObjectStore, shadow: ShadowWeights, target: Target) -> list[Hop]:
     """The cheapest list of hops from the shadow to the target, by bytes; empty when the roots are equal already.
 
-    Raises: ManifestError when a manifest is damaged or is not the target's; BaseMismatch when nothing leads from
+    Raises: ManifestError when a manifest is damaged or of another root; BaseMismatch when nothing leads from
     these weights to the target; ObjectMissing when the target's manifest is gone.
     """
     if shadow.root == target.root and not shadow.poisoned:
@@ -64,11 +65,6 @@ def plan_path(store: ObjectStore, shadow: ShadowWeights, target: Target) -> list
     chain = _Ancestry(store, target.manifest, root=target.root)
     if not chain.extend():
         raise ObjectMissing(f"{target.manifest} is gone; ask the control plane for the target again")
-    described = chain.manifests[0][1].version
-    if described != target.version:
-        raise ManifestError(
-            f"{target.manifest} describes {described}, not the target {target.version}; ask for it again"
-        )
     deltas = None if shadow.poisoned else _by_deltas(store, chain, shadow)
     whole = _by_snapshot(store, chain, target, cheaper_than=None if deltas is None else _cost(deltas))
     path = whole if deltas is None or (whole is not None and _cost(whole) < _cost(deltas)) else deltas

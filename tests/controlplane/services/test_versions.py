@@ -35,7 +35,7 @@ def test_version_zero_stands_at_once_and_is_the_head():
     first = run.lineage.head
     assert (first.epoch, first.number, first.state, first.root) == (0, 0, VersionState.COMMITTED, "a" * 64)
     assert first.snapshot_key == run.lineage.model.manifest_key
-    assert first.manifest_key == f"lineages/{run.lineage_id}/0-0/0/manifest.json"
+    assert first.manifest_key == run.lineage.model.manifest_key
 
 
 @pytest.mark.django_db

@@ -161,13 +161,28 @@ def test_a_second_publication_under_one_fence(tmp_path):
 def test_a_target_whose_manifest_is_anothers_is_refused(tmp_path):
     lineage = Lineage(tmp_path, versions=2)
     right = lineage.target(2)
-    wrong = [
-        Target(version=right.version, root=right.root, manifest=lineage.published[1].manifest_key),
-        Target(version="lin:0-7", root=right.root, manifest=right.manifest),
-    ]
-    for target in wrong:
-        with pytest.raises(ManifestError):
-            reconcile(lineage.store, lineage.shadow(0), target)
+    wrong = Target(version=right.version, root=right.root, manifest=lineage.published[1].manifest_key)
+    with pytest.raises(ManifestError, match="was named"):
+        reconcile(lineage.store, lineage.shadow(0), wrong)
+
+
+def test_a_fork_begins_with_its_parents_manifest(tmp_path):
+    lineage = Lineage(tmp_path, versions=2)
+    parent = lineage.target(2)
+    first = Target(version="fork:0-0", root=parent.root, manifest=parent.manifest)
+    shadow = lineage.shadow(0)
+    reconcile(lineage.store, shadow, first)
+    assert (shadow.version, shadow.root) == ("fork:0-0", parent.root)
+    new = step(lineage.weights[2], seed=9)
+    base = Base(first.version, first.root, first.manifest)
+    version = VersionRef("fork", 0, 1)
+    published = publish_delta(lineage.store, old=lineage.weights[2], new=new, version=version, base=base, fence=1)
+    second = Target(version=str(version), root=published.root, manifest=published.manifest_key)
+    for start in (shadow, lineage.shadow(0), lineage.shadow(1)):
+        reconcile(lineage.store, start, second)
+        assert (start.version, start.root) == ("fork:0-1", published.root)
+    reconcile(lineage.store, shadow, first)
+    assert (shadow.version, shadow.root) == ("fork:0-0", parent.root)
 
 
 def test_a_chain_that_names_anothers_manifest_as_its_base_is_refused(tmp_path):
