@@ -1,4 +1,4 @@
-"""Durations as people type and read them: `90 s`, `15 min`, `5 h`, `2 d`; a number alone is seconds."""
+"""Durations and numbers as people type and read them: `90 s`, `15 min`, `5 h`, `2 d`; a number alone is seconds."""
 
 from __future__ import annotations
 
@@ -22,4 +22,10 @@ def duration_text(seconds: float) -> str:
     for unit in ("d", "h", "min"):
         if seconds and seconds % _UNITS[unit] == 0:
             return f"{seconds / _UNITS[unit]:.0f} {unit}"
-    return f"{seconds:g} s"
+    return f"{seconds:.3f}".rstrip("0").rstrip(".") + " s"
+
+
+def number_text(value: float) -> str:
+    """A number as short as it can be typed without changing it."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)

@@ -31,10 +31,12 @@ from controlplane.services.slots import slot_open, window_began
 from controlplane.services.windows import Window, window_collect
 from controlplane.states import Arm, ReleaseState, SlotState
 from rl_core.shipping.freezes import frozen_at, thaws_at
-from rl_core.shipping.specs import CadenceSpec, DateFreeze, Freeze, OnceFreeze, WeeklyFreeze
+from rl_core.shipping.specs import CadenceSpec, CanarySpec, DateFreeze, Freeze, OnceFreeze, WeeklyFreeze
 
 SLOTS = 50
 DAY = timedelta(days=1)
+# A lane without a cadence gates by hand: no shadow, no canary.
+BY_HAND = CadenceSpec(canary=CanarySpec(steps=()))
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 # What was said of the version that answers, by who sent it; the newest week.
 _MIX = """
@@ -79,6 +81,14 @@ class SlotRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotHistory:
+    """The newest slots, the newest first, and how they went."""
+
+    slots: list[CadenceSlot]
+    record: SlotRecord
+
+
+@dataclass(frozen=True, slots=True)
 class CadenceView:
     """What the head of a lane's page shows. `spec` is the default one for a lane that has none."""
 
@@ -90,8 +100,7 @@ class CadenceView:
     why: str
     next_at: datetime | None
     slot: CadenceSlot | None
-    slots: list[CadenceSlot]
-    record: SlotRecord
+    history: SlotHistory
     freezes: list[str]
 
 
@@ -120,10 +129,9 @@ class Readiness:
 def cadence_view(lane: Lane) -> CadenceView:
     """Everything about the lane's rhythm, as of now."""
     configured = cadence_of(lane)
-    spec = configured or CadenceSpec()
+    spec = configured or BY_HAND
     now = database_now()
     rhythm = rhythm_of(lane, spec, now=now)
-    slots = list(lane.cadence_slots.select_related("run", "release__version").order_by("-number")[:SLOTS])
     mood, why = lane_mood(lane, spec, now=now)
     return CadenceView(
         lane=lane,
@@ -134,10 +142,15 @@ def cadence_view(lane: Lane) -> CadenceView:
         why=why,
         next_at=lane.next_slot_at if mood in (LaneMood.RUNNING, LaneMood.FROZEN) else None,
         slot=slot_open(lane),
-        slots=slots,
-        record=_record(lane, slots),
+        history=slot_history(lane),
         freezes=[freeze_text(freeze) for freeze in spec.freezes],
     )
+
+
+def slot_history(lane: Lane) -> SlotHistory:
+    """What became of the lane's slots."""
+    slots = list(lane.cadence_slots.select_related("run", "release__version").order_by("-number")[:SLOTS])
+    return SlotHistory(slots, _record(lane, slots))
 
 
 def lane_mood(lane: Lane, spec: CadenceSpec, *, now: datetime) -> tuple[LaneMood, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 
-from controlplane.models import CanaryStep, Event, Lane, Release, ServedVersion, SignalMap
+from controlplane.models import CanaryStep, Event, Lane, PolicyVersion, Release, ServedVersion, SignalMap
 from controlplane.services.events import lane_topic
 from controlplane.services.releases import release_spec, seen_by_users
 from controlplane.states import Arm, EventType
@@ -84,6 +84,7 @@ class ReleaseView:
     effects: list[EffectRow]
     exposures: list[Exposure]
     sample_ratio_p: float | None
+    looked: CanaryStep | None
     reasons: list[str]
     matured: dict[str, int]
     deadline_at: datetime | None
@@ -141,6 +142,7 @@ def release_view(release: Release) -> ReleaseView:
         effects=[_effect_row(metric, effects.get(metric.name, {})) for metric in spec.canary.metrics],
         exposures=[Exposure(*row) for row in analysis.get("exposures", [])],
         sample_ratio_p=analysis.get("sample_ratio_p"),
+        looked=looked,
         reasons=list(analysis.get("reasons", [])),
         matured=dict(analysis.get("matured", {})),
         deadline_at=slot.deadline_at if slot else None,
@@ -219,6 +221,7 @@ class LineEntry:
 
     served: ServedVersion
     release: Release | None
+    parent: PolicyVersion | None
     window: dict[str, Any]
     signal_map: SignalMap | None
     can_return: bool
@@ -228,6 +231,7 @@ def version_line(lane: Lane) -> list[LineEntry]:
     """What answered the lane's users, newest first: all of them, or those of a canary."""
     served = ServedVersion.objects.filter(lane=lane).select_related(
         "version__parent",
+        "version__lineage__parent",
         "version__step__run",
         "release__run",
         "release__candidate_evaluation__rubric_version__rubric",
@@ -246,7 +250,14 @@ def _entry(lane: Lane, served: ServedVersion, maps: Sequence[SignalMap]) -> Line
     return LineEntry(
         served=served,
         release=served.release if served.release and served.release.version_id == version.pk else None,
+        parent=_trained_from(version),
         window=step.window if step is not None else {},
         signal_map=used,
         can_return=answers_all and version.quarantined_at is None,
     )
+
+
+def _trained_from(version: PolicyVersion) -> PolicyVersion | None:
+    """The version before; where that is a run's start, the version that the run started from."""
+    before = version.parent
+    return version.lineage.parent if before is None or before.number == 0 else before

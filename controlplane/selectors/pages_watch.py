@@ -12,10 +12,15 @@ from controlplane.states import Arm
 from rl_core.shipping.canary import effect
 from rl_core.shipping.specs import MonitorSpec
 
+NEWEST = 4000  # answers of each version: enough to see, and quick to read
+
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """One behaviour of a version against a baseline: means, the difference with its interval, and how many answers."""
+    """One behaviour of a version against a baseline: means, the difference with its interval, and how many answers.
+
+    Length is compared relative to the baseline's, as the monitor does.
+    """
 
     key: str
     before: float | None
@@ -38,8 +43,12 @@ class Watched:
         """Whether it is shown to have moved, and by as much as calls a person."""
         if not self.enough or self.low is None or self.high is None or self.difference is None:
             return False
-        unit = max(self.before or 0.0, 1.0) if self.key == LENGTH else 1.0
-        return (self.low > 0 or self.high < 0) and abs(self.difference) / unit >= self.threshold
+        return (self.low > 0 or self.high < 0) and abs(self.difference) >= self.threshold
+
+    @property
+    def relative(self) -> bool:
+        """Whether the difference is a share of the baseline's mean."""
+        return self.key == LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +80,32 @@ class WatchView:
 
 
 def watch_view(lane: Lane) -> WatchView:
-    """Look as the monitors do; nothing is written."""
+    """Look as the monitors do, at fewer answers; nothing is written."""
     spec = cadence_of(lane)
     monitors = spec.monitors if spec else MonitorSpec()
     pairs = compared(lane)
     if not pairs:
         return WatchView(None, None, [], None, monitors.hold)
     version, baseline = pairs[0]
-    seen = behaviours_of(lane=lane, version=version, baseline=baseline, keys=(*monitors.behaviours, LENGTH))
+    keys = (*monitors.behaviours, LENGTH)
+    seen = behaviours_of(lane=lane, version=version, baseline=baseline, keys=keys, newest=NEWEST)
     rows = [_watched(one, monitors) for one in seen]
     return WatchView(version, baseline, rows, _divergence(lane, monitors), monitors.hold)
 
 
 def _watched(seen: Behaviour, spec: MonitorSpec) -> Watched:
     found = effect(seen.outcomes, alpha=ALPHA / MEMORY)
+    unit = max(found.mean_promoted or 0.0, 1.0) if seen.key == LENGTH else 1.0
+    difference, low, high = (
+        None if value is None else value / unit for value in (found.difference, found.low, found.high)
+    )
     return Watched(
         key=seen.key,
         before=found.mean_promoted,
         now=found.mean_canary,
-        difference=found.difference,
-        low=found.low,
-        high=found.high,
+        difference=difference,
+        low=low,
+        high=high,
         threshold=spec.threshold * (LENGTH_THRESHOLDS if seen.key == LENGTH else 1),
         answers_before=seen.answers.get(Arm.PROMOTED.value, 0),
         answers_now=seen.answers.get(Arm.CANARY.value, 0),

@@ -9,7 +9,7 @@ from uuid import UUID
 from django.db.models import Max, Q
 from django.db.models.functions import Now
 
-from controlplane.models import Event, Project, Replica, Run, Transfer, WorkUnit
+from controlplane.models import Alert, Event, Project, Replica, Run, Transfer, WorkUnit
 from controlplane.services.events import run_topic
 from controlplane.states import ReplicaState, RunState, TransferState, WorkState
 
@@ -70,6 +70,7 @@ class Problem:
 def problems_of(project: Project) -> list[Problem]:
     """All that is wrong in a project, the severe first."""
     found = [
+        *_open_alerts(project),
         *_failed_runs(project),
         *_dead_letters(project),
         *_sick_replicas(project),
@@ -79,6 +80,20 @@ def problems_of(project: Project) -> list[Problem]:
         *_stalled_runs(project),
     ]
     return sorted(found, key=lambda problem: not problem.severe)
+
+
+def _open_alerts(project: Project) -> list[Problem]:
+    alerts = Alert.objects.filter(project=project, resolved_at__isnull=True).select_related("lane")
+    return [
+        Problem(
+            "alert",
+            f"{alert.lane.slug + ': ' if alert.lane else ''}{alert.detail.get('about', alert.subject)}",
+            "It holds its lane: look, then resolve it." if alert.holds else "Look, then resolve it.",
+            alert.pk,
+            severe=alert.holds,
+        )
+        for alert in alerts.order_by("-holds", "-created_at")[:10]
+    ]
 
 
 def _failed_runs(project: Project) -> list[Problem]:

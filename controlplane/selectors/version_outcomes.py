@@ -62,7 +62,7 @@ class Gain:
 
 
 def behaviours_of(
-    *, lane: Lane, version: PolicyVersion, baseline: PolicyVersion, keys: Sequence[str]
+    *, lane: Lane, version: PolicyVersion, baseline: PolicyVersion, keys: Sequence[str], newest: int = NEWEST
 ) -> list[Behaviour]:
     """The newest answers of both versions, by user. A request without a user key is a user of its own."""
     found = {key: Behaviour(key, baseline) for key in keys}
@@ -70,7 +70,7 @@ def behaviours_of(
         "lane": lane.pk,
         "version": version.pk,
         "baseline": baseline.pk,
-        "newest": NEWEST,
+        "newest": newest,
         "keys": list(keys),
     }
     with connection.cursor() as cursor:

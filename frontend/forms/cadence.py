@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from django.http import QueryDict
 
 from controlplane.selectors.pages_cadence import freeze_text
-from frontend.durations import EXAMPLE, duration_parse, duration_text
+from frontend.durations import EXAMPLE, duration_parse, duration_text, number_text
 from frontend.forms.freezes import freezes_parse
 from frontend.outcomes import Problems
 from frontend.queries import text_of
@@ -257,7 +257,7 @@ def _put(spec: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 
 def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return number_text(value) if isinstance(value, float) else str(value)
 
 
 def _shown(typed: Typed, value: Any) -> str:

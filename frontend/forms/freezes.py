@@ -25,7 +25,7 @@ def freezes_parse(text: str) -> tuple[list[dict[str, Any]], list[str]]:
             data = _freeze(words)
             msgspec.convert(data, type=Freeze)
         except (ValueError, SpecError, msgspec.ValidationError) as error:
-            wrong.append(f"line {number}: {error}")
+            wrong.append(f"line {number}: {str(error).split(' - at ')[0]}")
         else:
             found.append(data)
     return found, wrong

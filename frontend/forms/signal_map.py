@@ -14,7 +14,7 @@ from django.http import QueryDict
 from controlplane.models import SignalDefinition
 from controlplane.services.signals import SignalMapContent, SignalReward, Silence
 from controlplane.states import SignalType
-from frontend.durations import EXAMPLE, duration_parse, duration_text
+from frontend.durations import EXAMPLE, duration_parse, duration_text, number_text
 from frontend.outcomes import Problems
 
 MAX_CHARS = 40
@@ -49,8 +49,10 @@ class SignalRow:
         return cls(
             signal=signal,
             counts=rule is not None,
-            cells=[Cell(name, label, _text(given[name]) if name in given else "") for name, label in _cells(signal)],
-            weight=_text(shown.weight),
+            cells=[
+                Cell(name, label, number_text(given[name]) if name in given else "") for name, label in _cells(signal)
+            ],
+            weight=number_text(shown.weight),
             times={name: duration_text(getattr(shown, name)) for name in TIMES},
         )
 
@@ -101,7 +103,10 @@ class SignalRow:
 
 def _cells(signal: SignalDefinition) -> list[tuple[str, str]]:
     if signal.value_type == SignalType.NUMBER:
-        return [("low", f"at {_text(signal.minimum or 0.0)}"), ("high", f"at {_text(signal.maximum or 0.0)}")]
+        return [
+            ("low", f"at {number_text(signal.minimum or 0.0)}"),
+            ("high", f"at {number_text(signal.maximum or 0.0)}"),
+        ]
     names = ["true", "false"] if signal.value_type == SignalType.BOOLEAN else signal.categories
     return [(f"v_{name}", name) for name in names]
 
@@ -125,10 +130,10 @@ class SignalMapForm:
         return cls(
             rows=[SignalRow.of_rule(signal, shown.signals.get(signal.slug)) for signal in signals],
             silence=shown.silence.value,
-            silence_value=_text(shown.silence_value),
+            silence_value=number_text(shown.silence_value),
             horizon=duration_text(shown.horizon_s),
             weigh_responses=shown.weigh_responses,
-            episode_discount=_text(shown.episode_discount),
+            episode_discount=number_text(shown.episode_discount),
         )
 
     @classmethod
@@ -192,7 +197,3 @@ class SignalMapForm:
 def content_hash(content: SignalMapContent) -> str:
     """What the map is known by, as when it is published: a preview of one map is no preview of another."""
     return hashlib.sha256(json.dumps(msgspec.to_builtins(content), sort_keys=True).encode()).hexdigest()
-
-
-def _text(value: float) -> str:
-    return f"{value:g}"

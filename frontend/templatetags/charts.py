@@ -42,20 +42,21 @@ def finding(row: EffectRow) -> SafeString:
 
 
 @register.filter
-def interval(row: Any) -> str:
+def interval(row: Any, digits: int = 3) -> str:
     """The difference with its interval, in the metric's own unit."""
     if row.difference is None:
         return "—"
-    text = signed(row.difference)
-    return f"{text} [{signed(row.low)}, {signed(row.high)}]" if row.low is not None else f"{text} [no interval yet]"
+    text = signed(row.difference, digits)
+    bounds = "no interval yet" if row.low is None else f"{signed(row.low, digits)}, {signed(row.high, digits)}"
+    return f"{text} [{bounds}]"
 
 
 @register.filter
-def signed(value: float | None) -> str:
+def signed(value: float | None, digits: int = 3) -> str:
     """A difference, with its sign always."""
     if value is None:
         return "—"
-    return f"{'+' if value > 0 else '−' if value < 0 else '±'}{figure(abs(value))}"
+    return f"{'+' if value > 0 else '−' if value < 0 else '±'}{figure(abs(value), digits)}"
 
 
 @register.filter

@@ -88,9 +88,7 @@ def sources(request: HttpRequest, access: Access) -> HttpResponse:
     secret, made = "", None
     if request.method == "POST":
         require(access, Action.LANES_MANAGE)
-        made, secret = (
-            _rotate(request, access) if request.POST.get("act") == "rotate" else _add(request, access, problems)
-        )
+        made, secret = _add(request, access, problems)
     context: dict[str, Any] = {
         "sources": sources_view(access.project),
         "secret": secret,
@@ -116,13 +114,6 @@ def _add(request: HttpRequest, access: Access, problems: Problems) -> tuple[Feed
     except IntegrityError:
         problems.add("This name is taken: names of sources are in webhook addresses, shared by all projects", "slug")
     return None, ""
-
-
-def _rotate(request: HttpRequest, access: Access) -> tuple[FeedbackSource, str]:
-    source = FeedbackSource.objects.filter(project=access.project, slug=text_of(request.POST, "slug")).first()
-    if source is None:
-        raise Http404("there is no such source in this project")
-    return source, source_rotate(source=source, actor=access.actor, reason=text_of(request.POST, "reason"))
 
 
 @require_http_methods(["GET", "POST"])
@@ -151,10 +142,11 @@ def source_switch(request: HttpRequest, _access: Access, source_id: UUID) -> Htt
     return ask(request, access, act)
 
 
+@never_cache
 @require_http_methods(["GET", "POST"])
 @page()
-def source_trust(request: HttpRequest, _access: Access, source_id: UUID) -> HttpResponse:
-    """Change how much a source's word weighs, and how fast it may send."""
+def source_change(request: HttpRequest, _access: Access, source_id: UUID) -> HttpResponse:
+    """Change how much a source's word weighs and how fast it may send; make it a new secret, shown once."""
     source = FeedbackSource.objects.filter(pk=source_id).first()
     if source is None:
         raise Http404("there is no such source")
@@ -166,6 +158,8 @@ def source_trust(request: HttpRequest, _access: Access, source_id: UUID) -> Http
         "actor_rate_per_minute": source.actor_rate_per_minute,
         "reason": "",
     }
+    if request.method == "POST" and request.POST.get("act") == "rotate":
+        return _rotate(request, access, source, values)
     if request.method == "POST":
         values = {name: text_of(request.POST, name) for name in values}
         trust = number_of(request.POST, "trust_weight")
@@ -190,4 +184,17 @@ def source_trust(request: HttpRequest, _access: Access, source_id: UUID) -> Http
                 messages.success(request, f"{source.slug} is changed")
                 return redirect("sources")
     context = {"source": source, "values": values, "problems": problems}
+    return show(request, access, "frontend/source.html", context, section="feedback", status=422 if problems else 200)
+
+
+def _rotate(request: HttpRequest, access: Access, source: FeedbackSource, values: dict[str, Any]) -> HttpResponse:
+    problems, secret = Problems(), ""
+    reason = text_of(request.POST, "reason")
+    if reason:
+        with refusals(problems):
+            secret = source_rotate(source=source, actor=access.actor, reason=reason)
+            source.refresh_from_db()
+    else:
+        problems.add("Say why: the reason is kept in the event log", "rotate")
+    context = {"source": source, "values": values, "problems": problems, "secret": secret, "made": source}
     return show(request, access, "frontend/source.html", context, section="feedback", status=422 if problems else 200)

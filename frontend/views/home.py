@@ -8,6 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
+from controlplane.selectors.pages_alerts import lane_topics
 from controlplane.selectors.pages_events import EventFilter, events_page
 from controlplane.selectors.pages_fleet import clusters_view
 from controlplane.selectors.pages_runs import RunFilter, going_runs, going_topics, run_ingredients, runs_page
@@ -33,7 +34,7 @@ def _context(access: Access) -> dict[str, Any]:
 @page()
 def home(request: HttpRequest, access: Access) -> HttpResponse:
     """The first page."""
-    live = follow(access, *going_topics(access.project))
+    live = follow(access, *going_topics(access.project), *lane_topics(access.project))
     return show(request, access, "frontend/home.html", _context(access), section="home", live=live)
 
 

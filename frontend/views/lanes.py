@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from controlplane.models import Lane, Run
 from controlplane.permissions import Action
 from controlplane.selectors.pages_alerts import lane_alerts, lane_topics
-from controlplane.selectors.pages_cadence import cadence_view, readiness_of
+from controlplane.selectors.pages_cadence import cadence_view, readiness_of, slot_history
 from controlplane.selectors.pages_events import topic_tail
 from controlplane.selectors.pages_feedback import sender_names
 from controlplane.selectors.pages_lanes import lane_releases, lane_rows, shipping_of
@@ -54,7 +54,7 @@ def lane_of(request: HttpRequest, lane_id: UUID) -> tuple[Access, Lane]:
 
 def _status(lane: Lane) -> dict[str, Any]:
     view = cadence_view(lane)
-    pipeline = pipeline_of(lane, view.spec, view.slots, lane_releases(lane))
+    pipeline = pipeline_of(lane, view.spec, view.history.slots, lane_releases(lane))
     return {"view": view, "pipeline": pipeline, "alerts": lane_alerts(lane)}
 
 
@@ -73,7 +73,7 @@ def _watch(lane: Lane) -> dict[str, Any]:
 
 
 def _slots(lane: Lane) -> dict[str, Any]:
-    return {"view": cadence_view(lane)}
+    return {"history": slot_history(lane)}
 
 
 def _line(lane: Lane) -> dict[str, Any]:
@@ -99,17 +99,21 @@ PARTS: dict[str, Callable[[Lane], dict[str, Any]]] = {
     "shipping": _shipping,
     "events": _events,
 }
+# Parts that read many rows: the page comes without them, and asks for them once it is there.
+LAZY = ("readiness", "watch")
 
 
 @require_safe
 @page()
 def lane_detail(request: HttpRequest, _access: Access, lane_id: UUID) -> HttpResponse:
-    """One lane."""
+    """One lane. With `?whole`, for browsers without scripts, nothing is left for later."""
     access, lane = lane_of(request, lane_id)
     live = follow(access, lane_topic(lane.pk))
-    context: dict[str, Any] = {"lane": lane}
-    for part in PARTS.values():
-        context |= part(lane)
+    whole = "whole" in request.GET
+    context: dict[str, Any] = {"lane": lane, "whole": whole}
+    for name, part in PARTS.items():
+        if whole or name not in LAZY:
+            context |= part(lane)
     return show(request, access, "frontend/lane.html", context, section="lanes", live=live)
 
 

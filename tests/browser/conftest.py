@@ -158,7 +158,7 @@ document.addEventListener("securitypolicyviolation", (event) =>
 def watched(chromium: Browser, server: str, request: pytest.FixtureRequest) -> Iterator[Watched]:
     """A page that notes console errors, policy violations, failed requests, and requests that leave the machine."""
     options: dict[str, Any] = getattr(request, "param", {})
-    context = chromium.new_context(viewport={"width": 1440, "height": 900}, **options)
+    context = chromium.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
     context.add_init_script(_NOTE_VIOLATIONS)
     page = context.new_page()
     page.set_default_timeout(30_000)

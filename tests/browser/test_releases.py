@@ -104,7 +104,7 @@ def test_one_proposes_another_promotes_and_rolls_back(
     release = backstage(lambda: pass_the_gate(lane))
     assert release.gate["verdict"] == "pass"
     watched.open(address)
-    expect(page.locator("dl.facts")).to_contain_text("pass")
+    expect(page.locator("#lane-release")).to_contain_text("pass")
     page.get_by_role("link", name="Promote").click()
     give_reason(watched, "mine", "Promote")
     expect(page.get_by_role("alert")).to_contain_text("1 approval(s) of others than the proposer are needed")
@@ -115,13 +115,16 @@ def test_one_proposes_another_promotes_and_rolls_back(
     watched.open(address)
     page.get_by_role("link", name="Approve").click()
     give_reason(watched, "the gate is clear", "Approve")
+    expect(page.get_by_role("status").filter(has_text="has your approval")).to_be_visible()
     page.get_by_role("link", name="Promote").click()
     give_reason(watched, "ship it", "Promote")
+    expect(page.get_by_role("status").filter(has_text="answers all users of the lane now")).to_be_visible()
     backstage(lane.refresh_from_db)
     assert lane.promoted_version_id == candidate.pk
-    page.get_by_role("link", name="Roll back").click()
+    page.locator("#lane-shipping").get_by_role("link", name="Roll back").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Quarantined")
     give_reason(watched, "users complain", "Roll back")
-    expect(page.get_by_role("table").first).to_contain_text("rolled back")
+    expect(page.locator("#lane-shipping")).to_contain_text("rolled back")
     backstage(lane.refresh_from_db)
     assert lane.promoted_version_id != candidate.pk
     served = backstage(

@@ -12,6 +12,7 @@ from django.db import transaction
 from controlplane.models import Run
 from controlplane.selectors import pages_trajectory
 from tests.factories import HOSTILE, Workspace, furnish, make_workspace
+from tests.lane_story import Story, lane_story
 from tests.playing import batch_step, kill_unit, play, start_run
 
 
@@ -36,4 +37,12 @@ def played(django_db_setup, django_db_blocker) -> Iterator[tuple[Workspace, Run]
         batch_step(run, skill=0.5, luck=random.Random(2))
         kill_unit(run, error=HOSTILE)
         yield workspace, run
+        transaction.set_rollback(True)
+
+
+@pytest.fixture(scope="module")
+def told(django_db_setup, django_db_blocker) -> Iterator[Story]:
+    """A lane with a past, a canary under way and an alert, hostile text in every place that others can write."""
+    with django_db_blocker.unblock(), transaction.atomic():
+        yield lane_story(hostile=HOSTILE)
         transaction.set_rollback(True)

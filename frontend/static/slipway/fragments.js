@@ -2,7 +2,7 @@
 //
 // <section data-fragment="/url" data-on="step.changed run.changed">: an event of a kind that begins with one of the words
 // fetches the url and replaces the content. A part that holds the focus or a selection is left alone until it is let go.
-// data-every="20000" asks again that often too, for what changes without an event, such as the figures of a canary.
+// data-lazy asks at once, for what the page came without. data-every="20000" asks again that often too, for what changes without an event, such as the figures of a canary.
 
 import { coalesced } from "./live.js";
 import { refreshTimes } from "./times.js";
@@ -23,7 +23,11 @@ async function refresh(element) {
     return;
   }
   const response = await fetch(element.dataset.fragment, { headers: { "X-Slipway-Fragment": "1" } });
-  if (!response.ok || response.redirected) return;
+  if (!response.ok || response.redirected) {
+    const note = element.querySelector("[data-lazy-note]");
+    if (note) note.textContent = "This could not be read just now; it is asked for again with the next change.";
+    return;
+  }
   const html = await response.text();
   const open = openDetails(element);
   const scrolled = element.querySelector(".scroll")?.scrollTop ?? 0;
@@ -45,6 +49,7 @@ export function startFragments(live) {
     for (const part of parts) if (part.kinds.some((kind) => kind === "." || event.detail.type.startsWith(kind))) part.run();
   });
   for (const part of parts) {
+    if ("lazy" in part.element.dataset) part.run();
     const every = Number(part.element.dataset.every ?? 0);
     if (every) setInterval(() => live.paused || part.run(), every);
   }
