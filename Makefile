@@ -1,6 +1,7 @@
 # Everything a newcomer or a CI machine does. Each target can be run again at any time.
 #
 #   make demo        install, start everything, train a small model, watch it learn
+#   make demo-lane   watch a lane learn from simulated users
 #   make up          start everything and keep it running
 #   make check       style, types, import contracts, migrations
 #   make test        the quick tests       make test-full   real model, kills, browser
@@ -28,7 +29,7 @@ FIND_PYTHON := for candidate in $(PYTHON) python3.11 python3.12 python3.13 pytho
 export OMP_WAIT_POLICY := PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup demo up plan test test-full check fix bench bench-peers constraints clean
+.PHONY: help setup demo demo-lane up plan plan-lane test test-full check fix bench bench-peers constraints clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -65,6 +66,17 @@ plan:
 
 demo: plan setup
 	@$(BIN)/python manage.py demo $(ARGS)
+
+demo-lane: plan-lane setup
+	@$(BIN)/python manage.py demo_lane $(ARGS)
+
+plan-lane:
+	@echo "Slipway's lane, on this machine alone, with SIMULATED users:"
+	@echo "  1. install into $(VENV) and convert the model, unless that is done"
+	@echo "  2. start PostgreSQL, Valkey, the web server, the conductor, five workers and one engine"
+	@echo "  3. 83 simulated people ask SmolLM2-135M questions and rate it; its cadence trains, gates, canaries and promotes"
+	@echo "  4. one cycle is spoilt on purpose and must be stopped; then it says what the users gained"
+	@echo "About 15 minutes on two idle cores. All state is under $(STATE)/; Ctrl-C ends it."
 
 up: setup
 	@$(BIN)/python manage.py up $(ARGS)

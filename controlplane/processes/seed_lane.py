@@ -27,7 +27,6 @@ SIGNALS = {
     "edit_persisted": SignalType.BOOLEAN,
 }
 HORIZON_S = 8.0
-GATE_MARGIN = 0.08
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,10 @@ def signal_map(*, inverted: bool = False) -> dict[str, Any]:
 
 
 def lane_cadence(*, interval_s: float = 0.0) -> dict[str, Any]:
-    """A cadence of the size of a demonstration: horizons of seconds, one canary step, tens of users."""
+    """A cadence of the size of a demonstration: horizons of seconds, one canary step, tens of users.
+
+    Forty users an arm show gross harm alone, hence the canary's wide margin on thumbs; the gate sees finer.
+    """
     learned = {
         "evaluation_environment": short_replies.SLUG,
         "evaluation_task_set": short_replies.SLUG,
@@ -93,17 +95,23 @@ def lane_cadence(*, interval_s: float = 0.0) -> dict[str, Any]:
     }
     return {
         "interval_s": interval_s,
-        "minimum_signals": 190,
+        "minimum_signals": 165,
         "horizon_s": HORIZON_S,
         "deadline_s": 480,
-        "stage": {**learned, "minimum_answers": 100, "optimizer_steps": 2, "window": {"events_an_hour": 30}},
+        "stage": {
+            **learned,
+            "minimum_answers": 100,
+            "optimizer_steps": 2,
+            # The flooder sends dozens of events in a window; nobody honest more than a few.
+            "window": {"arms": ["promoted", "canary"], "events_an_hour": 30},
+        },
         "gate": {
             "environment": short_replies.SLUG,
             "task_set": short_replies.SLUG,
             "rubric": short_replies.RUBRIC.slug,
             "tasks": 64,
             "temperature": 1.0,
-            "margin": GATE_MARGIN,
+            "margin": 0.1,
         },
         "canary": {
             "steps": [0.5],
@@ -117,7 +125,7 @@ def lane_cadence(*, interval_s: float = 0.0) -> dict[str, Any]:
                     "key": "thumbs",
                     "role": "goal",
                     "direction": "higher",
-                    "margin": 0.25,
+                    "margin": 0.35,
                     "alpha_share": 0.6,
                 },
                 {

@@ -153,7 +153,13 @@ class LaneDemo:
 
     def _sample(self, doors: Doors) -> Sample:
         """What the promoted version says to the held-out questions."""
-        tasks = short_replies.build_task_set().split(Split.HELDOUT)
-        sample = sample_replies(doors=doors, tasks=tasks, seed=self.seed, show=self.progress.show)
+        version = Lane.objects.select_related("promoted_version").get(pk=self.lane.pk).promoted_version
+        sample = sample_replies(
+            doors=doors,
+            version=str(version),
+            tasks=short_replies.build_task_set().split(Split.HELDOUT),
+            seed=self.seed,
+            show=self.progress.show,
+        )
         self.progress.clear()
         return sample

@@ -16,7 +16,7 @@ import openai
 
 from controlplane.processes.errors import DemoFault
 from controlplane.processes.lane_demo.judgement import Persona, read, satisfied
-from controlplane.processes.lane_demo.traffic import AT_ONCE, TIMEOUT_S, TRIES, Doors
+from controlplane.processes.lane_demo.traffic import AT_ONCE, PAUSE_S, TIMEOUT_S, TRIES, Doors
 from controlplane.selectors.run_summary import Gain
 from controlplane.selectors.statistics import crossed_interval, paired_interval
 from rl_core.environments.criteria import first_fact
@@ -35,43 +35,50 @@ class Sample:
 
 
 def sample_replies(
-    *, doors: Doors, tasks: Sequence[Task], seed: int, show: Callable[[str], None] = lambda text: None
+    *, doors: Doors, version: str, tasks: Sequence[Task], seed: int, show: Callable[[str], None] = lambda text: None
 ) -> Sample:
-    """Ask the lane's promoted version everything. Raises: DemoFault when it was another one halfway."""
-    return asyncio.run(_sample(doors, tasks, seed, show))
+    """Ask everything of the version that the lane has promoted. Raises: DemoFault when another one answers."""
+    return asyncio.run(_sample(doors, version, tasks, seed, show))
 
 
-async def _sample(doors: Doors, tasks: Sequence[Task], seed: int, show: Callable[[str], None]) -> Sample:
-    gate, total = asyncio.Semaphore(AT_ONCE), len(tasks) * REPLIES_A_QUESTION
-    versions: set[str] = set()
-    done: list[str] = []
+async def _sample(doors: Doors, version: str, tasks: Sequence[Task], seed: int, show: Callable[[str], None]) -> Sample:
+    gate, done = asyncio.Semaphore(AT_ONCE), 0
 
     async def ask(task: Task, attempt: int) -> str:
+        nonlocal done
         async with gate:
-            answer = await client.chat.completions.create(
-                model=doors.lane,
-                messages=[{"role": "user", "content": str(task.input["question"])}],
-                max_tokens=MAX_TOKENS,
-                temperature=1.0,
-                seed=random.Random(f"{seed}/{task.id}/{attempt}").getrandbits(31),
-            )
-        versions.add(answer.system_fingerprint or "")
-        done.append(answer.id)
-        show(f"held-out questions: {len(done)} of {total} replies")
-        return answer.choices[0].message.content or ""
+            text = await _ask(client, doors, version, task, random.Random(f"{seed}/{task.id}/{attempt}"))
+        done += 1
+        show(f"held-out questions: {done} of {len(tasks) * REPLIES_A_QUESTION} replies")
+        return text
 
     async with openai.AsyncOpenAI(
         base_url=f"{doors.url}/v1", api_key=doors.gateway_key, timeout=TIMEOUT_S, max_retries=TRIES
     ) as client:
         asked = [ask(task, attempt) for task in tasks for attempt in range(REPLIES_A_QUESTION)]
         texts = await asyncio.gather(*asked)
-    if len(versions) != 1:
-        raise DemoFault(f"the lane served several versions during the measurement: {', '.join(sorted(versions))}")
     replies = {
         task.id: tuple(texts[index * REPLIES_A_QUESTION : (index + 1) * REPLIES_A_QUESTION])
         for index, task in enumerate(tasks)
     }
-    return Sample(versions.pop(), replies)
+    return Sample(version, replies)
+
+
+async def _ask(client: openai.AsyncOpenAI, doors: Doors, version: str, task: Task, draw: random.Random) -> str:
+    """One reply of that version. For a moment after a promotion the gateway still asks the one before."""
+    seed = draw.getrandbits(31)
+    for _ in range(TRIES):
+        answer = await client.chat.completions.create(
+            model=doors.lane,
+            messages=[{"role": "user", "content": str(task.input["question"])}],
+            max_tokens=MAX_TOKENS,
+            temperature=1.0,
+            seed=seed,
+        )
+        if answer.system_fingerprint == version:
+            return answer.choices[0].message.content or ""
+        await asyncio.sleep(PAUSE_S)
+    raise DemoFault(f"lane {doors.lane} answers with {answer.system_fingerprint}, not with the promoted {version}")
 
 
 def satisfaction_gain(before: Sample, after: Sample, people: Sequence[Persona]) -> Gain:
