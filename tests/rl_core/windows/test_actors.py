@@ -20,6 +20,12 @@ def test_who_rates_like_nobody_else_is_left_out():
     assert outlying_actors([*usual, *spoiler], deviations=0.0, minimum=8) == set()
 
 
+def test_an_outlier_with_many_answers_does_not_hide_behind_them():
+    """Two fifths of all answers are the spoiler's: measured with them, everybody would seem to differ."""
+    usual = [(f"u{number}", float(vote < 8)) for number in range(6) for vote in range(10)]
+    assert outlying_actors([*usual, *[("spoiler", 0.0)] * 40], deviations=4.0, minimum=8) == {"spoiler"}
+
+
 def test_the_strict_are_no_outliers_where_people_differ():
     mixed = [(f"u{number}", float(vote < number % 11)) for number in range(22) for vote in range(10)]
     assert outlying_actors([*mixed, *[("strict", 0.0)] * 12], deviations=4.0, minimum=8) == set()
