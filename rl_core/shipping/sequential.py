@@ -35,7 +35,7 @@ def radius(variance: float, *, alpha: float, scale: float) -> float:
 def scale_for(distance: float) -> float:
     """The mixture's scale for decisions at `distance` from a null.
 
-    Twice the distance: within 5 % of the least information both where the half-width is the distance and where an
+    Twice the distance: within a tenth of the least information both where the half-width is the distance and where an
     effect twice as far from the null is to be found (`tests/rl_core/shipping/test_sequential.py`).
     """
     return 2 * distance

@@ -54,7 +54,7 @@ def test_a_bound_for_one_look_would_not_hold_for_many():
     for _ in range(100):
         difference_N, variance_N = prefixes(rng.normal(size=2000), rng.random(2000) < 0.5)
         crossed += bool((np.abs(difference_N[100:]) > 1.96 * np.sqrt(variance_N[100:])).any())
-    assert crossed > 30
+    assert crossed > 20  # where a single look would give about 5
 
 
 def test_a_candidate_that_is_worse_is_stopped_where_it_was_seen():
