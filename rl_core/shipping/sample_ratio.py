@@ -3,8 +3,8 @@
 Source: Lindon and Malek, "Anytime-valid inference for multinomial count data" (NeurIPS 2022; first as "Sequential
 testing of multinomial hypotheses", 2020): the Bayes factor of a Dirichlet prior against the intended shares is a
 martingale under them, so one over it is a p-value at all looks together (Ville). Ours has two arms and so Beta priors,
-and mixes three: with one broad prior a split of 51:49 in 100,000 users is found in 98 % of cases at level 0.001, with
-the mixture in 99 %.
+and mixes three: no single prior around the intended share finds a split of 51:49 among 100,000 users as surely
+(`rl_core.shipping.claims.ratio_claims`).
 """
 
 from __future__ import annotations
