@@ -29,6 +29,7 @@ from controlplane.models import (
 from controlplane.selectors.lane_routes import lane_route
 from controlplane.services.cadence import cadence_update
 from controlplane.services.catalog import rubric_publish, task_set_create
+from controlplane.services.clock import database_now
 from controlplane.services.generations import Answer, generation_record
 from controlplane.services.releases import IN_FLIGHT, release_propose, seen_by_users
 from controlplane.services.runs import run_create
@@ -228,6 +229,17 @@ def age(row: Any, seconds: float, *fields: str) -> None:
 def look() -> None:
     """The conductor looks at every canary once."""
     look_at_canaries()
+
+
+def lane_of(world: LaneWorld) -> Lane:
+    """The lane as it is now."""
+    return Lane.objects.select_related("promoted_version", "project", "cluster").get(pk=world.lane.pk)
+
+
+def make_due(world: LaneWorld) -> None:
+    """As if the interval had passed."""
+    due = database_now() - timedelta(seconds=1)
+    Lane.objects.filter(pk=world.lane.pk).update(next_slot_at=due)
 
 
 def slot_of(world: LaneWorld) -> CadenceSlot:

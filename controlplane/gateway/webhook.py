@@ -8,8 +8,9 @@ from django.views.decorators.http import require_POST
 
 from controlplane.api.problems import headers_of, problem_response
 from controlplane.errors import ControlPlaneError, TooLarge, UnsupportedMediaType
+from controlplane.services.entries import Receipt, Sender
 from controlplane.services.events import Actor
-from controlplane.services.feedback import Receipt, Sender, feedback_receive_many
+from controlplane.services.gathering import feedback_gathered
 from controlplane.services.payloads import MAX_BODY_BYTES
 from controlplane.services.rejections import Refused, payloads_reject
 from controlplane.services.sources import source_authenticate
@@ -48,10 +49,10 @@ def _receive(request: HttpRequest, slug: str) -> Receipt:
         body=body,
     )
     sender = Sender(source.project, source.slug, Actor(ActorKind.API_KEY, f"source {source.slug}"), source)
-    [outcome] = (
-        feedback_receive_many(sender=sender, items=[body])
+    outcome = (
+        feedback_gathered(sender=sender, body=body)
         if request.content_type == "application/json"
-        else [UnsupportedMediaType("send application/json")]
+        else UnsupportedMediaType("send application/json")
     )
     if isinstance(outcome, ControlPlaneError):
         payloads_reject(sender=sender, kind=PayloadKind.FEEDBACK, refused=[Refused(body, outcome)])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
 
-from controlplane.models import Lane, Project
 from controlplane.services.payloads import FeedbackPayload
 from controlplane.services.redaction import RedactionFailed, Redactor
 from controlplane.states import Consent
@@ -24,17 +23,14 @@ class KeptText(NamedTuple):
 
 
 class Texts:
-    """Decides what of each text is kept. Lanes are asked once, and only when there is a text.
+    """Decides what of each text is kept. `redactions` are those of all lanes of the project.
 
     Feedback may come before its generation, so what any lane of the project redacts is redacted. Where redacting fails
     nothing is kept. A demonstration that was changed is none any more: it would be trained on.
     """
 
-    def __init__(self, project: Project, payloads: Iterable[FeedbackPayload]) -> None:
-        self._redactions: list[dict[str, str]] = []
-        if any(payload.comment or payload.demonstration or payload.tags for payload in payloads):
-            lanes = Lane.objects.filter(project=project).exclude(redactions={})
-            self._redactions = list(lanes.values_list("redactions", flat=True))
+    def __init__(self, redactions: Sequence[Mapping[str, str]]) -> None:
+        self._redactions = redactions
 
     def kept(self, payload: FeedbackPayload, consent: Consent) -> KeptText:
         """The texts of one event."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +10,18 @@ from typing import Any
 from django.db import connection, transaction
 
 from controlplane.errors import Invalid
-from controlplane.models import Event
 from controlplane.services.nudges import topic_nudge
 from controlplane.states import ActorKind, EventType
 
-_NEXT_SEQ = """
-INSERT INTO controlplane_topic AS t (name, project_id, seq) VALUES (%s, %s, 1)
-ON CONFLICT (name) DO UPDATE SET seq = t.seq + 1 RETURNING seq
+# The topic's row is locked by the first half until the commit; the second writes the event under its number.
+_APPEND = """
+WITH topic AS (
+    INSERT INTO controlplane_topic AS t (name, project_id, seq) VALUES (%(topic)s, %(project)s, 1)
+    ON CONFLICT (name) DO UPDATE SET seq = t.seq + 1 RETURNING name, seq
+)
+INSERT INTO controlplane_event (project_id, topic, seq, type, actor_kind, actor, reason, data)
+SELECT %(project)s, name, seq, %(type)s, %(actor_kind)s, %(actor)s, %(reason)s, %(data)s::jsonb FROM topic
+RETURNING seq
 """
 NUDGE_CHANNEL = "slipway_nudge"
 
@@ -61,8 +67,8 @@ def event_append(
     actor: Actor,
     data: dict[str, Any],
     reason: str = "",
-) -> Event:
-    """Append one event in the caller's transaction, and nudge subscribers when it commits.
+) -> int:
+    """Append one event in the caller's transaction, and nudge subscribers when it commits. Returns its `seq`.
 
     `seq` is assigned under a lock on the topic's row, held until the commit: a subscriber that sees `seq` n has, or
     can fetch, every event before it. A rolled-back transaction leaves no gap.
@@ -71,25 +77,19 @@ def event_append(
     """
     if not connection.in_atomic_block:
         raise RuntimeError("event_append needs the transaction of the change that it records")
-    seq = _next_seq(project_id, topic)
-    event = Event.objects.create(
-        project_id=project_id,
-        topic_id=topic,
-        seq=seq,
-        type=event_type,
-        actor_kind=actor.kind,
-        actor=actor.name[:200],
-        reason=reason[:500],
-        data=data,
-    )
-    transaction.on_commit(lambda: topic_nudge(topic, seq), robust=True)
-    return event
-
-
-def _next_seq(project_id: uuid.UUID, topic: str) -> int:
+    parameters: dict[str, Any] = {
+        "topic": topic,
+        "project": project_id,
+        "type": event_type,
+        "actor_kind": actor.kind,
+        "actor": actor.name[:200],
+        "reason": reason[:500],
+        "data": json.dumps(data),
+    }
     with connection.cursor() as cursor:
-        cursor.execute(_NEXT_SEQ, [topic, project_id])
+        cursor.execute(_APPEND, parameters)
         seq: int = cursor.fetchone()[0]
+    transaction.on_commit(lambda: topic_nudge(topic, seq), robust=True)
     return seq
 
 

@@ -3,59 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from django.db import DataError
 
-from controlplane.errors import Conflict, ControlPlaneError, Gone, Invalid, NotFound, Throttled
-from controlplane.models import Feedback, FeedbackReceipt, FeedbackSource, Project, SignalDefinition
+from controlplane.errors import ControlPlaneError, Gone, Invalid, NotFound, Throttled
+from controlplane.models import Feedback, FeedbackReceipt, FeedbackSource, Project
 from controlplane.models.feedback import ACTOR_RATE_PER_MINUTE, RATE_PER_MINUTE
 from controlplane.services.comments import Texts
+from controlplane.services.entries import Entry, Outcome, Receipt, Sender
 from controlplane.services.events import Actor
 from controlplane.services.generations import narrowest
-from controlplane.services.intake import Row, Stored, Target, intake_store, map_content, targets_find
+from controlplane.services.intake import IntakeRules, Row, Stored, intake_store, rules_find, targets_find
 from controlplane.services.limits import Take, limits_take
 from controlplane.services.payloads import FeedbackPayload, payload_parse
-from controlplane.services.signals import SignalMapContent, signal_check
-from controlplane.states import FeedbackState
+from controlplane.services.signals import signal_check
+from controlplane.states import Consent, FeedbackState
 
 _PAYLOAD = msgspec.json.Decoder(FeedbackPayload)
+_CANONICAL = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 
 
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """Who sends: events are deduplicated and limited within a sender. A source lends its name, trust and limits."""
-
-    project: Project
-    name: str
-    actor: Actor
-    source: FeedbackSource | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What became of an event: 201 joined, 202 pending, 200 the same event again or a dry run."""
-
-    status: int
-    feedback_id: uuid.UUID | None
-    join: str
-    duplicate: bool = False
-
-    def body(self) -> dict[str, Any]:
-        """The answer's JSON."""
-        return {
-            "id": str(self.feedback_id) if self.feedback_id else None,
-            "join": self.join,
-            "duplicate": self.duplicate,
-        }
-
-
-Outcome = Receipt | ControlPlaneError
 Parse = Callable[[Any], FeedbackPayload]
 
 
@@ -90,70 +63,28 @@ def feedback_receive_many(
     entries = [_entry(item, parse) for item in items]
     if limited:
         _limit(sender, entries)
-    _know_signals(sender.project, _open(entries))
+    rules = _know_signals(sender.project, _open(entries))
     _find_targets(sender.project, _open(entries))
     _look_back(sender, [entry for entry in entries if entry.payload is not None and (entry.refusal or entry.dry)])
-    _store(sender, _open(entries))
+    _store(sender, _open(entries), rules)
     return [entry.outcome() for entry in entries]
 
 
-@dataclass(slots=True)
-class _Entry:
-    """One item on its way. `refusal` is an error that a receipt of the same event would overrule."""
-
-    payload: FeedbackPayload | None = None
-    signal: SignalDefinition | None = None
-    target: Target | None = None
-    refusal: ControlPlaneError | None = None
-    error: ControlPlaneError | None = None
-    receipt: Receipt | None = None
-    body_hash: str = ""
-    target_id: str = ""
-
-    @property
-    def event_id(self) -> str:
-        assert self.payload is not None
-        return str(self.payload.event_id)
-
-    @property
-    def dry(self) -> bool:
-        return self.payload is not None and self.payload.dry_run
-
-    @property
-    def state(self) -> str:
-        return "joined" if self.target else "pending"
-
-    def settle(self, stored: Stored, state: str) -> None:
-        """Its outcome by what stands under its event id."""
-        if stored.body_hash != self.body_hash:
-            self.error = Conflict("this event_id was sent before with another body; use a new event_id", "event_id")
-        elif stored.fresh:
-            self.receipt = Receipt(202 if state == FeedbackState.PENDING else 201, stored.feedback_id, state)
-        else:
-            self.receipt = Receipt(200, stored.feedback_id, state, duplicate=True)
-
-    def outcome(self) -> Outcome:
-        """What is answered."""
-        found = self.error or self.receipt or self.refusal
-        assert found is not None
-        return found
-
-
-def _entry(item: Any, parse: Parse) -> _Entry:
+def _entry(item: Any, parse: Parse) -> Entry:
     try:
         payload = parse(item)
     except ControlPlaneError as error:
-        return _Entry(error=error)
+        return Entry(error=error)
     digest = hashlib.sha256(msgspec.json.encode(payload, order="deterministic")).hexdigest()
-    return _Entry(payload=payload, body_hash=digest)
+    return Entry(payload, str(payload.event_id), digest)
 
 
-def _open(entries: Iterable[_Entry]) -> list[_Entry]:
+def _open(entries: Iterable[Entry]) -> list[Entry]:
     """Those that have no outcome yet."""
     return [entry for entry in entries if not (entry.error or entry.receipt or entry.refusal)]
 
 
-def _limit(sender: Sender, entries: Sequence[_Entry]) -> None:
+def _limit(sender: Sender, entries: Sequence[Entry]) -> None:
     """Ask the sender's bucket and those of its actors, at once. Raises: Throttled when nothing gets through."""
     source, project = sender.source, sender.project
     by_actor = Counter(entry.payload.actor.hash for entry in entries if entry.payload and entry.payload.actor.hash)
@@ -176,25 +107,25 @@ def _limit(sender: Sender, entries: Sequence[_Entry]) -> None:
             left[who] -= 1
 
 
-def _know_signals(project: Project, entries: Sequence[_Entry]) -> None:
-    slugs = {entry.payload.signal for entry in entries if entry.payload}
-    known = {row.slug: row for row in SignalDefinition.objects.filter(project=project, slug__in=slugs)} if slugs else {}
+def _know_signals(project: Project, entries: Sequence[Entry]) -> IntakeRules:
+    rules = rules_find(project=project, slugs={entry.payload.signal for entry in entries if entry.payload})
     for entry in entries:
         assert entry.payload is not None
-        entry.signal = known.get(entry.payload.signal)
+        slug = entry.payload.signal
+        entry.signal = rules.signals.get(slug)
         if entry.signal is None:
-            slug = entry.payload.signal
             entry.error = NotFound(f"no signal {slug!r} is defined in this project", field="signal")
             continue
         try:
             signal_check(entry.signal, entry.payload.value)
         except Invalid as error:
             entry.error = error
+    return rules
 
 
-def _find_targets(project: Project, entries: Sequence[_Entry]) -> None:
+def _find_targets(project: Project, entries: Sequence[Entry]) -> None:
     """One query for all. An episode is joined to its newest generation."""
-    ids: set[uuid.UUID] = set()
+    ids: set[str] = set()
     sessions: set[str] = set()
     for entry in entries:
         assert entry.payload is not None
@@ -203,13 +134,13 @@ def _find_targets(project: Project, entries: Sequence[_Entry]) -> None:
             entry.target_id = target.id
             sessions.add(target.id)
             continue
+        name = target.id.removeprefix("chatcmpl-")
         try:
-            key = uuid.UUID(target.id.removeprefix("chatcmpl-"))
+            entry.target_id = name if _CANONICAL(name) else str(uuid.UUID(name))
         except ValueError:
             entry.error = Invalid("target.id of a generation is the id that its answer carried", field="target.id")
             continue
-        entry.target_id = str(key)
-        ids.add(key)
+        ids.add(entry.target_id)
     found = targets_find(project=project, ids=ids, sessions=sessions)
     for entry in _open(entries):
         entry.target = found.get(entry.target_id)
@@ -219,31 +150,36 @@ def _find_targets(project: Project, entries: Sequence[_Entry]) -> None:
             entry.refusal = Gone("the generation was erased at its user's wish", field="target.id")
 
 
-def _look_back(sender: Sender, entries: Sequence[_Entry]) -> None:
+def _look_back(sender: Sender, entries: Sequence[Entry]) -> None:
     """Dry runs, and events whose target is gone meanwhile, may have been accepted before."""
     if not entries:
         return
     rows = FeedbackReceipt.objects.filter(project=sender.project, sender=sender.name)
-    receipts = {row.event_id: row for row in rows.filter(event_id__in=[entry.event_id for entry in entries])}
-    states = _states(row.feedback_id for row in receipts.values())
+    found = {
+        row.event_id: Stored(str(row.feedback_id), row.body_hash, fresh=False)
+        for row in rows.filter(event_id__in=[entry.event_id for entry in entries])
+    }
+    states = _states(stored.feedback_id for stored in found.values())
     for entry in entries:
         if entry.error is not None:
             continue
-        row = receipts.get(entry.event_id)
-        if row is not None:
-            entry.settle(Stored(row.feedback_id, row.body_hash, fresh=False), states.get(row.feedback_id, "retracted"))
+        stored = found.get(entry.event_id)
+        if stored is not None:
+            entry.settle(stored, states.get(stored.feedback_id, FeedbackState.RETRACTED))
         elif entry.refusal is None:
-            entry.receipt = Receipt(200, None, entry.state)
+            entry.receipt = Receipt(entry.event_id, 200, None, entry.state)
 
 
-def _store(sender: Sender, entries: Sequence[_Entry]) -> None:
+def _store(sender: Sender, entries: Sequence[Entry], rules: IntakeRules) -> None:
     """Write what is left, together. The same event twice in one batch is one event."""
     if not entries:
         return
-    content = map_content(sender.project)
-    texts = Texts(sender.project, [entry.payload for entry in entries if entry.payload])
+    texts, consents = (
+        Texts(rules.redactions),
+        {name: narrowest(name, sender.project.consent) for name in Consent.values},
+    )
     first = {entry.event_id: entry for entry in reversed(entries)}
-    rows = {event_id: _row(sender.project, entry, content, texts) for event_id, entry in first.items()}
+    rows = {event_id: _row(entry, rules, texts, consents) for event_id, entry in first.items()}
     stored = _stored(sender, list(rows.values()))
     states = _states(found.feedback_id for found in stored.values() if isinstance(found, Stored) and not found.fresh)
     for entry in entries:
@@ -252,7 +188,7 @@ def _store(sender: Sender, entries: Sequence[_Entry]) -> None:
             entry.error = found
         elif found.fresh:
             mine = Stored(found.feedback_id, found.body_hash, fresh=entry is first[entry.event_id])
-            entry.settle(mine, rows[entry.event_id].state.value)
+            entry.settle(mine, rows[entry.event_id].state)
         else:
             entry.settle(found, states.get(found.feedback_id, FeedbackState.RETRACTED))
 
@@ -270,18 +206,19 @@ def _stored(sender: Sender, rows: list[Row]) -> dict[str, Stored | ControlPlaneE
         return {event_id: found for row in rows for event_id, found in _stored(sender, [row]).items()}
 
 
-def _row(project: Project, entry: _Entry, content: SignalMapContent | None, texts: Texts) -> Row:
+def _row(entry: Entry, rules: IntakeRules, texts: Texts, consents: Mapping[str, Consent]) -> Row:
+    """The event as it is written down."""
     payload, signal, target = entry.payload, entry.signal, entry.target
     assert payload is not None
     assert signal is not None
-    consent = narrowest(payload.consent, project.consent)
+    consent = consents[payload.consent]
     kept = texts.kept(payload, consent)
     return Row(
         event_id=entry.event_id,
         body_hash=entry.body_hash,
-        signal_id=signal.pk,
+        signal_id=signal.id,
         signal=signal.slug,
-        state=target.state_of(signal.slug, content) if target else FeedbackState.PENDING,
+        state=target.state_of(signal.slug, rules.content) if target else FeedbackState.PENDING,
         target_kind=payload.target.kind,
         target_id=entry.target_id,
         generation_id=target.generation_id if target else None,
@@ -293,10 +230,11 @@ def _row(project: Project, entry: _Entry, content: SignalMapContent | None, text
         comment=kept.comment,
         demonstration=kept.demonstration,
         tags=kept.tags,
-        consent=consent.value,
+        consent=consent,
     )
 
 
-def _states(ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, str]:
+def _states(ids: Iterable[str]) -> dict[str, str]:
     wanted = list(ids)
-    return dict(Feedback.objects.filter(id__in=wanted).values_list("id", "state")) if wanted else {}
+    rows = Feedback.objects.filter(id__in=wanted).values_list("id", "state") if wanted else []
+    return {str(key): state for key, state in rows}

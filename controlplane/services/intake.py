@@ -10,21 +10,20 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import msgspec
+import uuid_utils
 from django.db import connection, transaction
 
-from controlplane.models import Project, SignalMap
-from controlplane.models.base import new_id
+from controlplane.models import Project
 from controlplane.services.events import Actor, event_append, lane_topic, project_topic
-from controlplane.services.signals import SignalMapContent
-from controlplane.states import EventType, FeedbackState
+from controlplane.services.signals import SignalMapContent, SignalShape
+from controlplane.states import Consent, EventType, FeedbackState
 
 # In the order of their ids, so that two batches with the same events cannot wait for each other in a circle. A receipt
-# that is there already counts the repeat, and gives back what was accepted under it.
+# that is there already counts the repeat, and what was accepted under it is told.
 _STORE = """
 WITH given AS (
     SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS r(
@@ -46,7 +45,8 @@ WITH given AS (
            g.consent
     FROM given g JOIN receipts r ON r.feedback_id = g.id
 )
-SELECT event_id, feedback_id, body_hash FROM receipts
+SELECT event_id, feedback_id::text, body_hash FROM receipts
+WHERE NOT EXISTS (SELECT FROM given g WHERE g.id = receipts.feedback_id)
 """
 _GENERATIONS = """
 SELECT g.id::text, g.id, g.lane_id, l.project_id, g.erased_at IS NOT NULL, v.quarantined_at IS NOT NULL,
@@ -67,8 +67,7 @@ ORDER BY g.session, g.created_at DESC
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """The generation that feedback is about; of an episode, its newest."""
 
     generation_id: uuid.UUID
@@ -89,7 +88,7 @@ class Target:
 class Row(msgspec.Struct, kw_only=True):
     """One event on its way into the table."""
 
-    id: uuid.UUID = msgspec.field(default_factory=new_id)
+    id: str = msgspec.field(default_factory=lambda: str(uuid_utils.uuid7()))
     event_id: str
     body_hash: str
     signal_id: uuid.UUID
@@ -106,14 +105,13 @@ class Row(msgspec.Struct, kw_only=True):
     comment: str
     demonstration: str
     tags: dict[str, str]
-    consent: str
+    consent: Consent
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """What stands under an event id now. `fresh`: it was stored just now."""
 
-    feedback_id: uuid.UUID
+    feedback_id: str
     body_hash: str
     fresh: bool
 
@@ -132,10 +130,9 @@ def intake_store(
         with connection.cursor() as cursor:
             cursor.execute(_STORE, parameters)
             answers = cursor.fetchall()
-        mine = {row.id for row in rows}
-        found = {event_id: Stored(key, body_hash, key in mine) for event_id, key, body_hash in answers}
-        _announce(project, [row for row in rows if found[row.event_id].fresh], actor)
-    return found
+        known = {event_id: Stored(key, body_hash, fresh=False) for event_id, key, body_hash in answers}
+        _announce(project, [row for row in rows if row.event_id not in known], actor)
+    return {row.event_id: Stored(row.id, row.body_hash, fresh=True) for row in rows} | known
 
 
 def _announce(project: Project, rows: Iterable[Row], actor: Actor) -> None:
@@ -162,9 +159,9 @@ def _told(rows: Sequence[Row]) -> dict[str, Any]:
     return {"count": len(rows), "states": dict(states), "signals": dict(signals)}
 
 
-def targets_find(*, project: Project, ids: Iterable[uuid.UUID], sessions: Iterable[str]) -> dict[str, Target]:
-    """Targets by generation id (as text) or session. Generations of other projects are found, too: see `project_id`."""
-    wanted, episodes = "{" + ",".join(map(str, ids)) + "}", list(sessions)
+def targets_find(*, project: Project, ids: Iterable[str], sessions: Iterable[str]) -> dict[str, Target]:
+    """Targets by generation id (a UUID as text) or session; generations of other projects too: see `project_id`."""
+    wanted, episodes = "{" + ",".join(ids) + "}", list(sessions)
     rows: list[tuple[Any, ...]] = []
     with connection.cursor() as cursor:
         if wanted != "{}":
@@ -176,8 +173,36 @@ def targets_find(*, project: Project, ids: Iterable[uuid.UUID], sessions: Iterab
     return {name: Target(*rest) for name, *rest in rows}
 
 
+_RULES = """
+SELECT (SELECT json_agg(s)::text FROM controlplane_signaldefinition s
+        WHERE s.project_id = %(project)s AND s.slug = ANY(%(slugs)s)),
+       (SELECT content::text FROM controlplane_signalmap m
+        WHERE m.project_id = %(project)s ORDER BY number DESC LIMIT 1),
+       (SELECT jsonb_agg(redactions)::text FROM controlplane_lane l
+        WHERE l.project_id = %(project)s AND redactions <> '{}')
+"""
+
+
+class IntakeRules(msgspec.Struct, frozen=True):
+    """What a project has to say of events: its signals by name, its map, what its lanes redact."""
+
+    signals: dict[str, SignalShape]
+    content: SignalMapContent | None
+    redactions: list[dict[str, str]]
+
+
+def rules_find(*, project: Project, slugs: Iterable[str]) -> IntakeRules:
+    """The project's rules, and its signals of these names, in one query."""
+    with connection.cursor() as cursor:
+        cursor.execute(_RULES, {"project": project.pk, "slugs": list(slugs)})
+        signals, content, redactions = cursor.fetchone()
+    return IntakeRules(
+        {row.slug: row for row in msgspec.json.decode(signals, type=list[SignalShape])} if signals else {},
+        msgspec.json.decode(content, type=SignalMapContent) if content else None,
+        msgspec.json.decode(redactions) if redactions else [],
+    )
+
+
 def map_content(project: Project) -> SignalMapContent | None:
     """The newest published map of the project, if there is one."""
-    rows = SignalMap.objects.filter(project=project).order_by("-number").values_list("content", flat=True)
-    content = rows.first()
-    return msgspec.convert(content, type=SignalMapContent) if content is not None else None
+    return rules_find(project=project, slugs=()).content

@@ -8,8 +8,11 @@ from django.db import connection
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
-from controlplane.models import Generation, PolicyVersion
+from controlplane.models import Generation, PolicyVersion, ReplicaSlot
+from controlplane.services.events import SYSTEM
+from controlplane.services.fleet import slot_target
 from controlplane.services.retractions import feedback_quarantine
+from controlplane.states import WeightSlot
 
 _DESCENDANTS = """
 WITH RECURSIVE family(id) AS (
@@ -33,9 +36,12 @@ SELECT id FROM line WHERE quarantined_at IS NOT NULL LIMIT 1
 def version_quarantine(*, version: PolicyVersion) -> int:
     """Mark the version and all its descendants, and set their feedback aside. Returns how many versions were marked.
 
-    In the caller's transaction, which says why in its event.
+    No slot is told to hold any of them from here on; what a replica holds of them stays until the place is needed. In
+    the caller's transaction, which says why in its event.
     """
     family = version_family(version)
+    for slot in ReplicaSlot.objects.filter(desired_version__in=family).select_related("replica").order_by("pk"):
+        slot_target(replica=slot.replica, slot=WeightSlot(slot.slot), version=None, source=None, actor=SYSTEM)
     marked = PolicyVersion.objects.filter(id__in=family, quarantined_at__isnull=True).update(quarantined_at=Now())
     answered = Exists(Generation.objects.filter(version=OuterRef("pk")))
     for member in PolicyVersion.objects.filter(answered, id__in=family):

@@ -14,8 +14,9 @@ from django.db.models.functions import Now
 
 from controlplane.errors import ControlPlaneError, Throttled
 from controlplane.models import FeedbackSource, Project, RejectedPayload
+from controlplane.services.entries import Receipt, Sender
 from controlplane.services.events import Actor, event_append, project_topic
-from controlplane.services.feedback import Receipt, Sender, feedback_parse, feedback_receive_many
+from controlplane.services.feedback import feedback_parse, feedback_receive_many
 from controlplane.services.payloads import MAX_BODY_BYTES
 from controlplane.services.product_events import consented, product_event_parse
 from controlplane.states import EventType, PayloadKind

@@ -67,16 +67,11 @@ def resident_somewhere(*, lane: Lane, version: PolicyVersion) -> bool:
 
 
 def slots_relabel(*, lane: Lane, promoted: PolicyVersion) -> None:
-    """After the lane's pointer moved: say which slots answer and which only hold. Pins stay a person's.
-
-    A quarantined version is wished for by no slot: no replica would be given it again.
-    """
+    """After the lane's pointer moved: say which slots answer and which only hold. Pins stay a person's."""
     slots = ReplicaSlot.objects.filter(replica__cluster=lane.cluster_id).exclude(desired_source=DesiredSource.PINNED)
     wished = slots.filter(desired_version__isnull=False)
     wished.filter(desired_version=promoted).update(desired_source=DesiredSource.PROMOTED)
     wished.exclude(desired_version=promoted).update(desired_source=DesiredSource.CANDIDATE)
-    tainted = PolicyVersion.objects.filter(quarantined_at__isnull=False)
-    slots.filter(desired_version__in=tainted).update(desired_version=None, desired_source="")
 
 
 def _spare_slots(lane: Lane) -> list[ReplicaSlot]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from django.db import transaction
@@ -122,7 +123,18 @@ def signal_define(
     )
 
 
-def signal_check(signal: SignalDefinition, value: Any) -> None:
+class SignalShape(msgspec.Struct, frozen=True):
+    """What values of a signal look like, as `SignalDefinition` has it."""
+
+    id: UUID
+    slug: str
+    value_type: SignalType
+    minimum: float | None
+    maximum: float | None
+    categories: list[str]
+
+
+def signal_check(signal: SignalShape | SignalDefinition, value: Any) -> None:
     """Raises: Invalid when the value is not of the signal's type and range."""
     if signal.value_type == SignalType.BOOLEAN:
         if not isinstance(value, bool):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -18,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import httpx
+import msgspec
 from machine_rig import ROOT, Machine
 
 ACKNOWLEDGED = {200, 201, 202}
@@ -201,8 +203,7 @@ def kill_at_random(drill: Drill, *, kills: int, seed: int, pause_s: tuple[float,
 
 def victims_of(machine: Machine) -> dict[str, int]:
     """What may be killed, by name: web, conductor, workers, the services' keeper, the broker, PostgreSQL."""
-    found = machine.processes()
-    for name, pid in machine.services().items():
-        if os.path.exists(f"/proc/{pid}"):
-            found[name] = pid
-    return {name: pid for name, pid in found.items() if name != "sandboxd"}
+    found = {name: pid for name, pid in machine.processes().items() if name != "sandboxd"}
+    with contextlib.suppress(OSError, msgspec.DecodeError):  # their records are being written just now
+        found |= machine.services()
+    return {name: pid for name, pid in found.items() if os.path.exists(f"/proc/{pid}")}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +18,20 @@ import httpx
 import msgspec
 import psutil
 import psycopg
+import pytest
+
+from controlplane.processes.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "var" / "models" / "smollm2-135m-instruct"
+HEAD = (
+    "SELECT v.number, v.root FROM controlplane_lineage l JOIN controlplane_policyversion v ON v.id = l.head_id "
+    "WHERE l.id = %s"
+)
+SLOTS = (
+    "FROM controlplane_replicaslot s JOIN controlplane_replica r ON r.id = s.replica_id "
+    "JOIN controlplane_cluster c ON c.id = r.cluster_id"
+)
 _T = TypeVar("_T")
 
 
@@ -78,6 +92,60 @@ class Machine:
             self.up.terminate()
             self.up.wait(90)
         self.manage("services", "stop")
+
+    def python(self, code: str) -> str:
+        """What a piece of Python prints that has Slipway's models."""
+        done = subprocess.run(
+            [sys.executable, "-c", f"import django; django.setup()\n{code}"],
+            cwd=ROOT,
+            env={**self.environment(), "DJANGO_SETTINGS_MODULE": "controlplane.settings"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def head(self, lineage: str) -> tuple[int, str]:
+        """Number and root of a lineage's newest version."""
+        return self.rows(HEAD, lineage)[0]
+
+    def run_state(self, run: str) -> str:
+        """How the run ended; empty while it has not."""
+        state = self.rows("SELECT state FROM controlplane_run WHERE id = %s", run)[0][0]
+        return state if state in ("completed", "failed", "stopped") else ""
+
+    def rollout_roots(self) -> set[str]:
+        """Roots that the replicas of rollout clusters say they hold."""
+        return {root for (root,) in self.rows(f"SELECT s.current_root {SLOTS} WHERE c.role = 'rollout'")}
+
+    def export(self, run: str) -> Path:
+        """Ask for the run's head as a Hugging Face folder, and wait until the control worker has written it."""
+        folder = Path(
+            self.python(
+                "from controlplane.models import Run\n"
+                "from controlplane.services.versions import export_folder, version_export\n"
+                f"v = Run.objects.get(pk='{run}').lineage.head; version_export(version=v)\n"
+                "print(export_folder(v))"
+            )
+        )
+        self.until(folder.exists, what=f"the export at {folder}", timeout_s=120)
+        return folder
+
+    def compared(self, folder: Path, *, cluster: str) -> dict[str, Any]:
+        """What `compare_export.py` says of the folder and the cluster's engine."""
+        replica, url = self.rows(f"SELECT r.id::text, r.inference_url {SLOTS} WHERE c.slug = %s", cluster)[0]
+        token = (self.state / "run" / "tokens" / f"{replica}.inference").read_text()
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).parent / "compare_export.py"), str(folder), url, token],
+            cwd=ROOT,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return msgspec.json.decode(done.stdout.strip().splitlines()[-1])
 
     def web_answers(self) -> bool:
         """Whether the web process answers."""
@@ -159,6 +227,26 @@ class Machine:
         return Api(client)
 
 
+@contextlib.contextmanager
+def seeded_machine(*flags: str) -> Iterator[Machine]:
+    """A machine with the demonstration's project, started with `flags`; if it does not start its folder stays."""
+    if not (MODEL / "model.safetensors").is_file():
+        pytest.fail(f"{MODEL} is missing; run: make setup")
+    state = Path(tempfile.mkdtemp(prefix="slipway-machine-"))
+    running = Machine(state, port=free_port())
+    try:
+        assert running.manage("services", "start").returncode == 0
+        assert running.manage("migrate").returncode == 0
+        seeded = running.manage("seed")
+        assert seeded.returncode == 0, seeded.stderr
+        assert running.manage("services", "stop").returncode == 0
+        running.start(*flags)
+        yield running
+    finally:
+        running.close()
+    shutil.rmtree(state)
+
+
 class Api:
     """The REST API of project `demo` over a browser's session."""
 
@@ -197,7 +285,9 @@ class Api:
         return answer.json()
 
 
-def small_spec(*, steps: int, seed: int = 0) -> dict[str, Any]:
+def small_spec(
+    *, steps: int, seed: int = 0, clusters: tuple[str, ...] = ("rollout-west", "rollout-east")
+) -> dict[str, Any]:
     """Word problems with the real model, cut down: two prompts of four attempts, ten held-out tasks."""
     stage = {
         "kind": "rl",
@@ -211,5 +301,5 @@ def small_spec(*, steps: int, seed: int = 0) -> dict[str, Any]:
         "model": MODEL.name,
         "stages": [stage],
         "seed": seed,
-        "rollout_clusters": ["rollout-west", "rollout-east"],
+        "rollout_clusters": list(clusters),
     }

@@ -1,50 +1,20 @@
 """`kill -9` of each process kind once during a run of the real model; then everything must add up, to the bit."""
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
-import msgspec
 import pytest
-from machine_rig import MODEL, ROOT, Machine, small_spec
-
-from controlplane.processes.ports import free_port
+from machine_rig import seeded_machine, small_spec
 
 STEPS = 10
-HEAD = (
-    "SELECT v.number, v.root FROM controlplane_lineage l JOIN controlplane_policyversion v ON v.id = l.head_id "
-    "WHERE l.id = %s"
-)
-SLOTS = (
-    "FROM controlplane_replicaslot s JOIN controlplane_replica r ON r.id = s.replica_id "
-    "JOIN controlplane_cluster c ON c.id = r.cluster_id"
-)
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
 def machine():
-    if not (MODEL / "model.safetensors").is_file():
-        pytest.fail(f"{MODEL} is missing; run: make setup")
-    # Not one of pytest's folders, which later runs clear: after a failure its logs are wanted.
-    state = Path(tempfile.mkdtemp(prefix="slipway-kills-"))
-    running = Machine(state, port=free_port())
-    try:
-        assert running.manage("services", "start").returncode == 0
-        assert running.manage("migrate").returncode == 0
-        seeded = running.manage("seed")
-        assert seeded.returncode == 0, seeded.stderr
-        assert running.manage("services", "stop").returncode == 0
-        running.start()
+    with seeded_machine() as running:
         yield running
-    finally:
-        running.close()
-    shutil.rmtree(state)
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +38,7 @@ def killed_run(machine):
         time.sleep(4)
     assert steps() < STEPS, "the run was over before everything was killed; give it more steps"
 
-    def ended() -> str:
-        state = machine.rows("SELECT state FROM controlplane_run WHERE id = %s", run["id"])[0][0]
-        return state if state in ("completed", "failed", "stopped") else ""
-
-    state = machine.until(ended, what="the end of the run", timeout_s=900)
+    state = machine.until(lambda: machine.run_state(run["id"]), what="the end of the run", timeout_s=900)
     reason = machine.rows("SELECT state_reason FROM controlplane_run WHERE id = %s", run["id"])[0][0]
     assert state == "completed", reason
     return run, victims
@@ -99,7 +65,7 @@ def test_no_step_twice_and_no_version_missing(machine, killed_run):
     assert [row[3] for row in steps] == list(range(1, STEPS + 1))
     assert [row[5] for row in steps] == list(range(STEPS))
     assert len({row[4] for row in steps}) == STEPS
-    assert machine.rows(HEAD, run["lineage"]) == [(STEPS, steps[-1][4])]
+    assert machine.head(run["lineage"]) == (STEPS, steps[-1][4])
 
 
 def test_each_rollout_counts_once(machine, killed_run):
@@ -134,49 +100,21 @@ def test_the_dashboards_numbers_are_the_databases(machine, killed_run):
 
 def test_every_replica_holds_the_trainers_weights_to_the_bit(machine, killed_run):
     run, _ = killed_run
-    head = machine.rows(HEAD, run["lineage"])[0][1]
-
-    def roots() -> set[str]:
-        return {root for (root,) in machine.rows(f"SELECT s.current_root {SLOTS} WHERE c.role = 'rollout'")}
-
-    machine.until(lambda: roots() == {head}, what="both replicas hold the head", timeout_s=120)
+    _, head = machine.head(run["lineage"])
+    machine.until(lambda: machine.rollout_roots() == {head}, what="both replicas hold the head", timeout_s=120)
     # What was written down is one thing; what the engines compute with, asked of them directly, is another.
-    code = (
-        "import django; django.setup();"
-        "from controlplane.models import Replica;"
-        "from controlplane.conductor.fleet import look_at;"
+    roots = machine.python(
+        "from controlplane.models import Replica\n"
+        "from controlplane.conductor.fleet import look_at\n"
         "print(*[look_at(r).slots['default'].root for r in Replica.objects.filter(cluster__role='rollout')])"
     )
-    done = machine_python(machine, code)
-    assert set(done.split()) == {head}
+    assert set(roots.split()) == {head}
 
 
 def test_the_exported_folder_is_the_trainers_and_generates_what_the_engine_does(machine, killed_run):
     run, _ = killed_run
-    code = (
-        "import django; django.setup();"
-        "from controlplane.models import Run;"
-        "from controlplane.services.versions import export_folder, version_export;"
-        f"v = Run.objects.get(pk='{run['id']}').lineage.head; version_export(version=v);"
-        "print(export_folder(v))"
-    )
-    folder = machine_python(machine, code).strip()
-    machine.until(lambda: os.path.exists(folder), what=f"the export at {folder}", timeout_s=120)
-    head = machine.rows(HEAD, run["lineage"])[0][1]
-    script = ROOT / "tests" / "full" / "compare_export.py"
-    replica = machine.rows(f"SELECT r.id::text, r.inference_url {SLOTS} WHERE c.slug = 'rollout-west'")[0]
-    token = (machine.state / "run" / "tokens" / f"{replica[0]}.inference").read_text()
-    done = subprocess.run(
-        [sys.executable, str(script), folder, replica[1], token],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=machine.environment(),
-    )
-    assert done.returncode == 0, done.stderr
-    result = msgspec.json.decode(done.stdout.strip().splitlines()[-1])
-    assert result["root"] == head
+    result = machine.compared(machine.export(run["id"]), cluster="rollout-west")
+    assert result["root"] == machine.head(run["lineage"])[1]
     assert result["prompts"] == 8
     assert result["differing"] == []
 
@@ -202,16 +140,3 @@ def alive(pid: int) -> bool:
     import psutil
 
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def machine_python(machine, code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**machine.environment(), "DJANGO_SETTINGS_MODULE": "controlplane.settings"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

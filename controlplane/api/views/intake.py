@@ -20,7 +20,9 @@ from controlplane.api.serializers.intake import (
 from controlplane.api.wire import RawJSONParser
 from controlplane.errors import ControlPlaneError, TooLarge
 from controlplane.permissions import Action
-from controlplane.services.feedback import Outcome, Parse, Sender, feedback_parse, feedback_receive_many
+from controlplane.services.entries import Outcome, Sender
+from controlplane.services.feedback import Parse, feedback_parse, feedback_receive_many
+from controlplane.services.gathering import feedback_gathered
 from controlplane.services.payloads import MAX_BODY_BYTES, batch_items, event_id_of, payload_text, refused
 from controlplane.services.product_events import product_event_parse
 from controlplane.services.rejections import Refused, payloads_reject
@@ -61,7 +63,7 @@ class FeedbackReceive(_Receiving):
         body, sender = self.body(request), self.sender()
         if len(body) > MAX_BODY_BYTES:
             raise TooLarge(f"an event is at most {MAX_BODY_BYTES} bytes")
-        [outcome] = feedback_receive_many(sender=sender, items=[body])
+        outcome = feedback_gathered(sender=sender, body=body)
         if isinstance(outcome, ControlPlaneError):
             payloads_reject(sender=sender, kind=PayloadKind.FEEDBACK, refused=[Refused(body, outcome)])
             raise outcome
@@ -91,14 +93,25 @@ def _errors(items: Sequence[Any], outcomes: Sequence[Outcome]) -> list[tuple[Any
     return [(item, outcome) for item, outcome in pairs if isinstance(outcome, ControlPlaneError)]
 
 
+class _Accepted(msgspec.Struct):
+    index: int
+    event_id: str
+    status: int
+    id: str | None
+    join: str
+    duplicate: bool
+
+
 def _answer(items: Sequence[Any], outcomes: Sequence[Outcome]) -> bytes:
-    accepted, errors = [], []
+    accepted: list[_Accepted] = []
+    errors: list[dict[str, Any]] = []
     for index, (item, outcome) in enumerate(zip(items, outcomes, strict=True)):
-        named = {"index": index, "event_id": event_id_of(item)}
         if isinstance(outcome, ControlPlaneError):
-            errors.append({**named, **refused(outcome)})
+            errors.append({"index": index, "event_id": event_id_of(item), **refused(outcome)})
         else:
-            accepted.append({**named, "status": outcome.status, **outcome.body()})
+            accepted.append(
+                _Accepted(index, outcome.event_id, outcome.status, outcome.feedback_id, outcome.join, outcome.duplicate)
+            )
     return msgspec.json.encode({"accepted": accepted, "errors": errors})
 
 

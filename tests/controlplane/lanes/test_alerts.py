@@ -6,12 +6,12 @@ import pytest
 
 from controlplane.conductor.shipping import advance_lanes
 from controlplane.errors import Conflict, Invalid
-from controlplane.models import Alert, AlertDelivery, Event, Lane, WorkUnit
+from controlplane.models import Alert, AlertDelivery, Event, WorkUnit
 from controlplane.services.alerts import alert_raise, alert_resolve
 from controlplane.services.hooks import hook_create, hook_disable
 from controlplane.states import AlertKind, EventType, WorkKind, WorkState
 from tests.lane_rows import ACTOR, person
-from tests.shipping_rig import shipping_world
+from tests.shipping_rig import lane_of, shipping_world
 
 pytestmark = pytest.mark.django_db
 
@@ -19,10 +19,6 @@ pytestmark = pytest.mark.django_db
 def raised(world, subject="refusal", *, holds=True, kind=AlertKind.BEHAVIOUR):
     detail = {"about": f"{subject} of version 0-1", "reason": "it rose"}
     return alert_raise(lane=world.lane, kind=kind, subject=subject, detail=detail, holds=holds)
-
-
-def lane_of(world) -> Lane:
-    return Lane.objects.get(pk=world.lane.pk)
 
 
 def test_one_open_alert_for_each_kind_and_subject():

@@ -18,6 +18,7 @@ from controlplane.services.releases import release_spec
 from controlplane.services.signals import reward_of, signal_define, signal_map_publish
 from controlplane.services.windows import signal_map_current
 from controlplane.states import Arm, GenerationOutcome, SignalType
+from rl_core.shipping.specs import MetricSource
 from tests.lane_rows import ACTOR
 from tests.shipping_rig import GOAL, Users, canary_spec, shipping_world, step_of, to_canary
 
@@ -72,6 +73,7 @@ METRICS = [
 
 
 def test_every_source_by_value():
+    assert {one["source"] for one in METRICS} == set(MetricSource)
     world = shipping_world(canary=canary_spec(metrics=METRICS))
     release = to_canary(world)
     users = Users(world)

@@ -6,12 +6,12 @@ import pytest
 from django.utils import timezone
 
 from controlplane.errors import Invalid
-from controlplane.models import BatchItem, Event, Feedback, Generation, PolicyVersion, Stage, Step
+from controlplane.models import BatchItem, Event, Feedback, Generation, PolicyVersion, Run, Stage, Step
 from controlplane.services.consents import consent_withdraw, content_release
 from controlplane.services.feedback import feedback_receive
 from controlplane.services.generations import user_hash
 from controlplane.services.retractions import feedback_retract
-from controlplane.services.runs import run_create
+from controlplane.services.versions import lineage_create
 from controlplane.services.windows import window_collect
 from controlplane.states import Consent, StepState, VersionState
 from rl_core.store import open_store
@@ -36,19 +36,13 @@ def withdraw(world, user="user-1"):
 
 def trained_on(world, *generations, state=StepState.PUBLISHED):
     """A step of a run of the lane's with these generations in its batch; its version when it is published."""
-    run = run_create(
-        project=world.project,
-        name="window",
-        spec={"model": world.model.slug, "stages": [{"kind": "realtime", "lane": world.lane.slug}]},
-        actor=ACTOR,
-        user=None,
-        parent_version=world.lane.promoted_version,
-    )
-    stage = Stage.objects.get(run=run, position=0)
+    lineage = lineage_create(project=world.project, model=world.model, parent=world.lane.promoted_version)
+    run = Run.objects.create(project=world.project, name="window", spec={}, lineage=lineage)
+    stage = Stage.objects.create(run=run, position=0, kind="realtime", spec={})
     version = None
     if state == StepState.PUBLISHED:
         version = PolicyVersion.objects.create(
-            lineage=run.lineage,
+            lineage=lineage,
             epoch=0,
             number=1,
             state=VersionState.COMMITTED,
@@ -56,9 +50,7 @@ def trained_on(world, *generations, state=StepState.PUBLISHED):
             manifest_key="m",
             committed_at=timezone.now(),
         )
-    step = Step.objects.create(
-        run=run, stage=stage, number=1, base_version=run.lineage.head, version=version, state=state
-    )
+    step = Step.objects.create(run=run, stage=stage, number=1, base_version=lineage.head, version=version, state=state)
     for position, generation in enumerate(generations):
         BatchItem.objects.create(
             step=step,

@@ -12,8 +12,9 @@ from django.db import connection, connections
 
 from controlplane.errors import Conflict, Gone, Invalid, Malformed, NotFound
 from controlplane.models import Event, Feedback, FeedbackReceipt, Generation, RejectedPayload
+from controlplane.services.entries import Sender
 from controlplane.services.erasures import user_erase
-from controlplane.services.feedback import Sender, feedback_receive
+from controlplane.services.feedback import feedback_receive
 from controlplane.services.generations import narrowest
 from controlplane.services.joins import feedback_sweep
 from controlplane.services.rejections import Refused, payload_replay, payloads_reject

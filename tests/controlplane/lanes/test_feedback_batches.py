@@ -13,8 +13,9 @@ from django.test.utils import CaptureQueriesContext
 
 from controlplane.errors import Conflict, Gone, Invalid, Malformed, NotFound, TooLarge
 from controlplane.models import Event, Feedback, FeedbackReceipt, Generation
+from controlplane.services.entries import Receipt, Sender
 from controlplane.services.events import lane_topic, project_topic
-from controlplane.services.feedback import Receipt, Sender, feedback_receive_many
+from controlplane.services.feedback import feedback_receive_many
 from controlplane.services.lanes import lane_create
 from controlplane.services.payloads import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, batch_items
 from controlplane.services.signals import signal_define

@@ -15,7 +15,7 @@ from controlplane.services.releases import release_propose
 from controlplane.services.slots import slot_run_now
 from controlplane.states import Arm, ReleaseState, ReplicaState
 from tests.lane_rows import ACTOR, candidate_version
-from tests.shipping_rig import assert_sound, propose, put_in, shipping_world, transfers_arrive
+from tests.shipping_rig import assert_sound, lane_of, propose, put_in, shipping_world, transfers_arrive
 
 pytestmark = pytest.mark.django_db
 
@@ -30,10 +30,6 @@ def promoted(world) -> Release:
             desired_version=version, current_version=version, desired_source=source
         )
     return release
-
-
-def lane_of(world) -> Lane:
-    return Lane.objects.get(pk=world.lane.pk)
 
 
 def test_to_the_version_before_at_once():

@@ -7,23 +7,19 @@ import random
 import pytest
 
 from controlplane.conductor.shipping import watch_lanes
-from controlplane.models import Alert, Feedback, Generation, Lane, Release, SignalDefinition
+from controlplane.models import Alert, Feedback, Generation, Release, SignalDefinition
 from controlplane.services.alerts import alert_resolve
 from controlplane.services.monitors import lane_watch, project_watch
 from controlplane.states import FeedbackState, ReleaseState
 from rl_core.store import open_store
 from tests.controlplane.lanes.test_canary_outcomes import say
 from tests.lane_rows import ACTOR, person
-from tests.shipping_rig import Users, propose, put_in, shipping_world, to_canary
+from tests.shipping_rig import Users, lane_of, propose, put_in, shipping_world, to_canary
 
 pytestmark = pytest.mark.django_db
 
 REFUSAL = "I'm sorry, but I can't help with that."
 MONITORS = {"behaviours": ["refusal", "question"], "threshold": 0.1, "minimum": 50, "divergence": 0.15}
-
-
-def lane_of(world) -> Lane:
-    return Lane.objects.select_related("promoted_version", "project", "cluster").get(pk=world.lane.pk)
 
 
 def answers(world, version, count, *, refusals=0.0, text="A short answer.", likes=None, seed=0) -> None:

@@ -10,7 +10,8 @@ from controlplane.errors import Throttled
 from controlplane.models import Feedback, RejectedPayload
 from controlplane.processes.ports import free_port
 from controlplane.services import limits
-from controlplane.services.feedback import Receipt, Sender, feedback_receive_many
+from controlplane.services.entries import Receipt, Sender
+from controlplane.services.feedback import feedback_receive_many
 from controlplane.services.limits import LocalBuckets, Take, limits_take
 from controlplane.services.sources import source_create
 from rl_core.store import open_store

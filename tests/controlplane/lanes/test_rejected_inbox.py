@@ -12,7 +12,7 @@ from django.db.models import F
 from controlplane.errors import Conflict, Gone, Invalid, Malformed, NotFound, Throttled
 from controlplane.models import Event, Feedback, RejectedPayload
 from controlplane.services import rejections
-from controlplane.services.feedback import Sender
+from controlplane.services.entries import Sender
 from controlplane.services.product_events import detected_signals_define
 from controlplane.services.rejections import KEPT_FOR, Refused, payload_replay, payloads_reject, rejections_age
 from controlplane.services.signals import signal_define

@@ -121,7 +121,7 @@ def append(project: Project, mark: int, topic: str = "") -> int:
 
 
 def append_inside(project: Project, mark: int, topic: str = "") -> int:
-    event = event_append(
+    return event_append(
         project_id=project.pk,
         topic=topic or project_topic(project.pk),
         event_type=EventType.RUN_CHANGED,
@@ -129,4 +129,3 @@ def append_inside(project: Project, mark: int, topic: str = "") -> int:
         reason="because",
         data={"mark": mark},
     )
-    return event.seq
