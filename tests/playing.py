@@ -265,7 +265,9 @@ def receive(transfer: Transfer) -> None:
         timings={"fetch_s": 0.11, "decode_s": 0.42, "verify_s": 0.2, "stage_s": 0.05, "pause_s": 0.034},
     )
     transfer_done(claim, report=report)
-    slots = {transfer.slot: SlotReport(str(begun.version.ref), begun.version.root)}
+    held = begun.replica.slots.filter(current_version__isnull=False).select_related("current_version")
+    slots = {row.slot: SlotReport(str(row.current_version.ref), row.current_version.root) for row in held}
+    slots[transfer.slot] = SlotReport(str(begun.version.ref), begun.version.root)
     seen = ReplicaReport(reachable=True, slots=slots, metrics={"running": 3, "queued": 0, "tokens_total": 18211})
     replica_report(replica=begun.replica, report=seen)
 
