@@ -5,6 +5,7 @@
 #   make up          start everything and keep it running
 #   make check       style, types, import contracts, migrations
 #   make test        the quick tests       make test-full   real model, kills, browser
+#   make drills      hours of it: thousands of simulated canaries, kills under load, the lane's demonstration
 #   make bench       all benchmarks        make bench-peers what they are compared with
 #
 # Variables: PYTHON (3.11 or newer), PIP_ARGS (say --extra-index-url of CPU-only torch wheels), ARGS (flags of the command).
@@ -29,7 +30,7 @@ FIND_PYTHON := for candidate in $(PYTHON) python3.11 python3.12 python3.13 pytho
 export OMP_WAIT_POLICY := PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup demo demo-lane up plan plan-lane test test-full check fix bench bench-peers constraints clean
+.PHONY: help setup demo demo-lane up plan plan-lane test test-full drills check fix bench bench-peers constraints clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -82,12 +83,15 @@ up: setup
 	@$(BIN)/python manage.py up $(ARGS)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "not full" $(ARGS)
+	$(BIN)/python -m pytest -m "not full and not drill" $(ARGS)
 
 test-full: setup
 	$(BIN)/python -m pytest -m full --ignore tests/browser $(ARGS)
 	@# Playwright keeps an event loop of its own running: its tests have a process of their own.
 	$(BIN)/python -m pytest -m full -p no:schemathesis tests/browser $(ARGS)
+
+drills: setup
+	$(BIN)/python -m pytest -m drill $(ARGS)
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

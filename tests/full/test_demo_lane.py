@@ -8,7 +8,7 @@ from machine_rig import Machine
 
 from controlplane.processes.ports import free_port
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(5400)]
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(5400)]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from machine_rig import Machine
 from controlplane.processes.ports import free_port
 
 KILLS, PER_S, DRAIN_S = 50, 60.0, 60.0
-pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ def test_no_request_is_answered_with_a_5xx(tmp_path):
     attacked.nothing_odd_is_stored()
 
 
-@pytest.mark.full
+@pytest.mark.drill
 @pytest.mark.timeout(1500)
 def test_ten_thousand_requests_over_the_wire(test_database_url, tmp_path):
     attacked = Attacked(tmp_path)

@@ -176,7 +176,7 @@ async def test_malformed_requests_are_answered_with_4xx(send):
     assert {401, 404, 405} <= statuses.keys()
 
 
-@pytest.mark.full
+@pytest.mark.drill
 @pytest.mark.timeout(900)
 async def test_ten_thousand_malformed_requests_are_answered_with_4xx(send):
     statuses = await hold(send, seed=2, count=10_000)

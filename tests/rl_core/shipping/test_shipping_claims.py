@@ -62,7 +62,7 @@ def test_a_candidate_that_is_worse_is_stopped_where_it_was_seen():
     assert ends == {"fail at 1%": 2}
 
 
-@pytest.mark.full
+@pytest.mark.drill
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("claims", CLAIMS, ids=lambda claims: claims.__name__)
 def test_every_promise_holds_and_is_documented_as_the_command_prints_it(claims):
