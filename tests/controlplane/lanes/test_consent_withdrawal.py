@@ -64,7 +64,7 @@ def trained_on(world, *generations, state=StepState.PUBLISHED):
 
 
 def blobs(store):
-    return {key for key in store.list("") if key.startswith("blobs/")}
+    return {item.key for item in store.list("") if item.key.startswith("blobs/")}
 
 
 def test_nothing_of_the_user_is_in_the_next_window(store):
@@ -81,15 +81,16 @@ def test_nothing_of_the_user_is_in_the_next_window(store):
 
 def test_versions_that_were_trained_on_it_are_named_and_told(store):
     world = lane_world()
-    mine, other = world.generate(store, user_key="user-1"), world.generate(store, user_key="user-2")
-    first, second = trained_on(world, mine, other), trained_on(world, mine)
-    trained_on(world, other)
+    mine, more = world.generate(store, user_key="user-1"), world.generate(store, user_key="user-1")
+    other, third = world.generate(store, user_key="user-2"), world.generate(store, user_key="user-2")
+    first, second = trained_on(world, mine, other), trained_on(world, more)
+    trained_on(world, third)
     found = withdraw(world)
     assert sorted(found.trained_versions) == sorted([str(first.version), str(second.version)])
     assert found.in_training == 0
     told = Event.objects.get(project=world.project, type="consent.withdrawn")
     assert told.data["trained"] == found.trained_versions
-    assert (told.data["generations"], told.data["versions"], told.topic_id) == (1, 2, f"lane:{world.lane.id}")
+    assert (told.data["generations"], told.data["versions"], told.topic_id) == (2, 2, f"lane:{world.lane.id}")
     assert "user-1" not in told.reason
 
 

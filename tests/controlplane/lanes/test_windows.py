@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from datetime import timedelta
 
 import pytest
@@ -221,7 +222,7 @@ def test_greedy_answers_go_to_kto_and_demonstrations_to_dpo(store):
     assert found == [
         (whole.id, Objective.POLICY_GRADIENT, 0.0, None),
         (greedy.id, Objective.KTO, -1.0, None),
-        (shown.id, Objective.DPO, 1.0, newest.feedback_id),
+        (shown.id, Objective.DPO, 1.0, uuid.UUID(str(newest.feedback_id))),
     ]
     assert window.untrainable == 1
     off = make_stage(world, preference=PreferenceSpec(kto_weight=0, dpo_weight=0))
