@@ -42,9 +42,10 @@ def test_candidates_take_turns_and_the_median_is_taken():
 
 
 def test_results_are_a_table_for_each_benchmark():
-    result = {"ratio": 12.3456789, "missing": ["peer"], "host": host(), "quick": True, "seconds": 1.5}
-    text = _markdown({"delta": json.loads(json.dumps(result))}, failed=["engine"])
-    assert "## delta (1.5 s, quick)" in text
+    result = {"date": "2026-11-30 10:00 UTC", "ratio": 12.3456789, "missing": ["peer"], "host": host(), "seconds": 1.5}
+    text = _markdown({"delta": json.loads(json.dumps(result))})
+    assert "## delta" in text
+    assert f"2026-11-30 10:00 UTC on {host()['model']}, {host()['cores']} cores, 1.5 s." in text
     assert "| `ratio` | 12.35 |" in text
     assert "| `missing` | peer |" in text
-    assert "- `engine`" in text
+    assert "| `host`" not in text
