@@ -16,10 +16,12 @@ from rl_core.chat import ChatTokenizer
 from rl_core.delta import weights_root
 from rl_core.environments.registry import ENVIRONMENTS
 from rl_core.models.checkpoint import read_checkpoint
+from rl_core.models.parameters import ComputeDtype, pick_compute_dtype
 
 NEW_TOKENS = 20
-# The engine adds in another order; where two tokens are this close in logits, either choice is right.
-TIE = 1e-3
+# The engine adds in another order, and in bf16 where the CPU has it; where two tokens are this close in logits, either
+# choice is right.
+TIE = 1e-3 if pick_compute_dtype() is ComputeDtype.FP32 else 0.25
 
 
 def prompts(chat: ChatTokenizer, count: int) -> list[list[int]]:

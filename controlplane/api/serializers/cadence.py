@@ -11,7 +11,7 @@ from controlplane.api.serializers.releases import MAX_REVISION
 from controlplane.models import CadenceSlot
 
 
-class SlotSerializer(serializers.ModelSerializer[CadenceSlot]):
+class CadenceSlotSerializer(serializers.ModelSerializer[CadenceSlot]):
     """One turn of the cadence. `reason` says what it waits for, or why it ended as it did."""
 
     class Meta:
@@ -45,7 +45,7 @@ class CadenceSerializer(serializers.Serializer[Any]):
     feedback_delay_p50_s = serializers.FloatField(allow_null=True)
     feedback_delay_p95_s = serializers.FloatField(allow_null=True)
     feedback_delays = serializers.IntegerField(help_text="events that the delays were measured on")
-    slot = SlotSerializer(allow_null=True, help_text="the one under way")
+    slot = CadenceSlotSerializer(allow_null=True, help_text="the one under way")
 
 
 class LaneActionInput(Input):

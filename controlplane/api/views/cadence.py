@@ -12,9 +12,9 @@ from controlplane.api.base import ActionView, DetailView, ListView, Post, one
 from controlplane.api.serializers.cadence import (
     CadenceInput,
     CadenceSerializer,
+    CadenceSlotSerializer,
     LaneActionInput,
     LaneRollbackInput,
-    SlotSerializer,
 )
 from controlplane.api.serializers.lanes import LaneSerializer
 from controlplane.api.serializers.runs import SpecSchemaSerializer
@@ -65,7 +65,7 @@ class LaneCadence(OfLane, Post, DetailView):
 class SlotList(OfLane, ListView):
     """Turns of the cadence, the newest first."""
 
-    serializer_class = SlotSerializer
+    serializer_class = CadenceSlotSerializer
 
     def rows(self) -> QuerySet[CadenceSlot]:
         """Slots."""
