@@ -83,7 +83,8 @@ up: setup
 	@$(BIN)/python manage.py up $(ARGS)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "not full and not drill" $(ARGS)
+	@# Whole files to a process each: what a module sets up once stays set up once. Each process has a database of its own.
+	$(BIN)/python -m pytest -m "not full and not drill" -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-full: setup
 	$(BIN)/python -m pytest -m full --ignore tests/browser $(ARGS)

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import psycopg
 
-from controlplane.processes.errors import ServiceFailed
+from controlplane.processes.errors import PortTaken, ServiceFailed
 from controlplane.processes.launch import launch, log_tail, run_once
-from controlplane.processes.ports import LOOPBACK
+from controlplane.processes.ports import LOOPBACK, port_is_free
 from controlplane.processes.privileges import Launcher
 from controlplane.processes.records import process_alive, process_gone, record_read, write_atomically
 
@@ -53,7 +53,7 @@ class Postgres:
         """Initialise the cluster if there is none, start it, and make sure the role and database exist.
 
         `password_known` false means that the password was made anew: it is set before the start.
-        Raises: ServiceFailed with the last lines of PostgreSQL's log.
+        Raises: PortTaken, and ServiceFailed with the last lines of PostgreSQL's log.
         """
         folder = self._binaries()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -152,10 +152,12 @@ class Postgres:
                 psycopg.connect(url, connect_timeout=3).close()
                 return
             if process.poll() is not None:
-                if time.monotonic() < deadline - _START_TIMEOUT_S + 10 and "in use" in log_tail(self._log):
+                if time.monotonic() < deadline - _START_TIMEOUT_S + 10 and "shared memory block" in log_tail(self._log):
                     time.sleep(0.5)  # children of a killed postmaster are still leaving
                     process = launch(launcher.command(argv), log=self._log, record=self._record)
                     continue
+                if not port_is_free(port):
+                    raise PortTaken(f"port {port}, chosen for PostgreSQL, went to another program; start again")
                 raise self._failure("PostgreSQL ended while starting")
             if time.monotonic() > deadline:
                 raise self._failure(f"PostgreSQL did not answer within {_START_TIMEOUT_S} s")

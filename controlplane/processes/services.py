@@ -7,6 +7,7 @@ lost or damaged `services.json` (passwords are set anew), a port that another pr
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import msgspec
 import psutil
 
 from controlplane.errors import ControlPlaneError
+from controlplane.processes.errors import PortTaken
 from controlplane.processes.ports import free_port, port_is_free
 from controlplane.processes.postgres import Postgres
 from controlplane.processes.records import exclusive, write_atomically
@@ -51,28 +53,36 @@ class _Address(NamedTuple):
 def services_start(state: Path, *, say: Callable[[str], None] = lambda line: None) -> ServiceUrls:
     """Start what is not running and return the addresses. `say` hears a line before each slow part.
 
-    Raises: ServiceFailed, AlreadyRunning (another starter holds the lock for two minutes).
+    Raises: ServiceFailed, PortTaken (three ports in a row were lost to other programs between choice and start),
+        AlreadyRunning (another starter holds the lock for two minutes).
     """
     with _locked(state):
         (state / "services" / "stopped").unlink(missing_ok=True)
-        urls = _read(state)
-        postgres, valkey = _services(state)
-        database = _address(urls.database_url, postgres.running())
-        broker = _address(urls.redis_url, valkey.running())
-        urls = ServiceUrls(
-            postgres.url(port=database.port, password=database.password),
-            valkey.url(port=broker.port, password=broker.password),
-        )
-        # Written first: a crash between here and the start is repaired by the next start, with the same passwords
-        # for whatever was initialised meanwhile. Unknown ones are written only once they are set.
-        if (database.known and broker.known) or not (state / "postgres" / "data").exists():
-            _write(state, urls)
-        for service, address in ((postgres, database), (valkey, broker)):
-            if service.running() is None or not address.known:
-                say(f"starting {service.name} on port {address.port}")
-                service.start(port=address.port, password=address.password, password_known=address.known)
+        for _ in range(2):
+            with contextlib.suppress(PortTaken):  # the next try sees it taken and chooses another
+                return _start(state, say)
+        return _start(state, say)
+
+
+def _start(state: Path, say: Callable[[str], None]) -> ServiceUrls:
+    urls = _read(state)
+    postgres, valkey = _services(state)
+    database = _address(urls.database_url, postgres.running())
+    broker = _address(urls.redis_url, valkey.running(), taken=database.port)
+    urls = ServiceUrls(
+        postgres.url(port=database.port, password=database.password),
+        valkey.url(port=broker.port, password=broker.password),
+    )
+    # Written first: a crash between here and the start is repaired by the next start, with the same passwords
+    # for whatever was initialised meanwhile. Unknown ones are written only once they are set.
+    if (database.known and broker.known) or not (state / "postgres" / "data").exists():
         _write(state, urls)
-        return urls
+    for service, address in ((postgres, database), (valkey, broker)):
+        if service.running() is None or not address.known:
+            say(f"starting {service.name} on port {address.port}")
+            service.start(port=address.port, password=address.password, password_known=address.known)
+    _write(state, urls)
+    return urls
 
 
 def services_stop(state: Path) -> list[str]:
@@ -143,10 +153,10 @@ def _write(state: Path, urls: ServiceUrls) -> None:
     write_atomically(state / "services.json", msgspec.json.format(msgspec.json.encode(urls)))
 
 
-def _address(url: str, process: psutil.Process | None) -> _Address:
+def _address(url: str, process: psutil.Process | None, *, taken: int = 0) -> _Address:
     """The recorded address; a new password when none is recorded, a new port when the old one is another's."""
     parts = urlsplit(url)
     password, port = parts.password, parts.port
     if port is None or (process is None and not port_is_free(port)):
-        port = free_port()
+        port = free_port(taken={taken})
     return _Address(port, password or secrets.token_urlsafe(24), password is not None)

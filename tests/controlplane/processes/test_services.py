@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from controlplane.processes.errors import ServiceFailed
+from controlplane.processes.postgres import Postgres
 from controlplane.processes.services import (
     ServiceUrls,
     services_start,
@@ -22,6 +23,7 @@ from controlplane.processes.services import (
     services_stop,
     services_stopped_on_purpose,
 )
+from controlplane.processes.valkey import Valkey
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +123,27 @@ def test_a_taken_port_is_left_to_its_holder(state):
         after = services_start(state)
     assert f":{port}/" not in after.database_url
     assert remembered(after.database_url)
+
+
+@pytest.mark.parametrize("lost", [Postgres, Valkey])
+def test_a_port_lost_between_choice_and_start_is_replaced(state, monkeypatch, lost):
+    before = services_start(state)
+    remember(before.database_url, "kept")
+    services_stop(state)
+    start, holders = lost.start, []
+
+    def start_too_late(self, *, port, **options):
+        if not holders:
+            holders.append(socket.create_server(("127.0.0.1", port)))
+        start(self, port=port, **options)
+
+    monkeypatch.setattr(lost, "start", start_too_late)
+    after = services_start(state)
+    holders.pop().close()
+    assert after != before
+    assert "kept" in remembered(after.database_url)
+    redis.Redis.from_url(after.redis_url).ping()
+    assert not list(state.glob("valkey.broken-*"))
 
 
 def test_broken_broker_data_are_moved_aside(state):
