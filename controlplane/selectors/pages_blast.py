@@ -9,9 +9,10 @@ from controlplane.models import CadenceSlot, Feedback, Generation, Lane, PolicyV
 from controlplane.services.clock import database_now
 from controlplane.services.quarantine import version_family
 from controlplane.services.releases import release_spec, seen_by_users
+from controlplane.services.residency import loads_beside, resident_somewhere
 from controlplane.services.slots import slot_open
 from controlplane.services.transitions import sources_of
-from controlplane.states import Arm, FeedbackState, WeightSlot
+from controlplane.states import Arm, FeedbackState
 
 BACK = timedelta(days=1)
 
@@ -122,10 +123,6 @@ def blast_of_rollback(lane: Lane, to: PolicyVersion | None) -> Blast:
     before = lane.promoted_version
     if before is None or to is None:
         return Blast(note="Nothing answered before this version.")
-    held = lane.cluster.replicas.filter(slots__slot__in=list(WeightSlot), slots__current_version=to).exists()
-    wait = "A replica holds it: new requests get it at once."
-    if not held:
-        wait = "No replica holds it now: the present version goes on answering until one does."
     return Blast(
         users=active_users(lane),
         share=1.0,
@@ -133,7 +130,18 @@ def blast_of_rollback(lane: Lane, to: PolicyVersion | None) -> Blast:
         after=to,
         versions=len(version_family(before)),
         feedback=_feedback_on(before),
-        note=wait,
+        note=_until_it_answers(lane, to),
+    )
+
+
+def _until_it_answers(lane: Lane, version: PolicyVersion) -> str:
+    if resident_somewhere(lane=lane, version=version):
+        return "A replica holds it: new requests get it at once."
+    if loads_beside(lane=lane):
+        return "No replica holds it now: the present version goes on answering until one does."
+    return (
+        "No replica holds it now, and none has a second slot for it: the present version stops answering at once, and "
+        "requests are told to come again (503) until a replica has loaded it."
     )
 
 

@@ -92,7 +92,10 @@ def replica_register(
     actor: Actor,
     weight_slots: int = 1,
 ) -> Replica:
-    """Add a replica, or note where a known one listens now. It has one slot row for each resident weight set."""
+    """Add a replica, or note where a known one listens now. It has one slot row for each resident weight set.
+
+    Slots that it has no longer are gone, and so is what was on its way to them.
+    """
     if not 1 <= weight_slots <= len(WeightSlot):
         raise Invalid(f"weight_slots must be 1 to {len(WeightSlot)}, not {weight_slots}", "weight_slots")
     with transaction.atomic():
@@ -103,6 +106,9 @@ def replica_register(
         )
         for slot in list(WeightSlot)[:weight_slots]:
             ReplicaSlot.objects.get_or_create(replica=replica, slot=slot.value)
+        for row in replica.slots.filter(slot__in=list(WeightSlot)[weight_slots:]):
+            slot_target(replica=replica, slot=WeightSlot(row.slot), version=None, source=None, actor=actor)
+            row.delete()
         if moved:
             _event(
                 cluster.project_id,

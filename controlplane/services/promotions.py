@@ -22,7 +22,14 @@ from controlplane.services.releases import (
     release_spec,
     seen_by_users,
 )
-from controlplane.services.residency import candidate_load, resident_require, resident_somewhere, slots_relabel
+from controlplane.services.residency import (
+    candidate_load,
+    loads_beside,
+    promoted_place,
+    resident_require,
+    resident_somewhere,
+    slots_relabel,
+)
 from controlplane.states import Arm, CanaryVerdict, ReleaseState, VersionState
 from rl_core.shipping.freezes import frozen_at, thaws_at
 from rl_core.shipping.specs import CadenceSpec
@@ -133,10 +140,12 @@ def release_rollback(*, release: Release, actor: Actor, reason: str, expected_re
 def lane_rollback(
     *, lane: Lane, version: PolicyVersion, actor: Actor, reason: str, expected_revision: int | None = None
 ) -> Lane:
-    """Let an earlier version answer again: at once when a replica holds it, else as soon as the first one does.
+    """Let an earlier version answer again: at once when a replica holds it, else as soon as one has loaded it beside.
 
-    A release in flight ends; when the pointer moves, what answered before is quarantined with all its descendants and
-    the feedback on it. Naming the version that answers now calls off a rollback that still waits.
+    Where none can, for want of a second slot, the pointer moves at once too, and replicas load the version in place of
+    what they hold: until one has, requests are turned away. A release in flight ends; when the pointer moves, what
+    answered before is quarantined with all its descendants and the feedback on it. Naming the version that answers now
+    calls off a rollback that still waits.
     Raises: Conflict for a version that is not in good standing or never served here; StaleRevision; Invalid.
     """
     require_reason(reason, "say why you roll back")
@@ -153,7 +162,7 @@ def lane_rollback(
             actor=actor,
             reason=f"lane rolled back to {version}: {reason}",
         )
-    if resident_somewhere(lane=locked, version=version):
+    if not _waits(locked, version):
         return _turn_back(locked, version, actor=actor, reason=reason)
     candidate_load(lane=locked, version=version, actor=actor, reason=f"lane {locked.slug} rolls back to it")
     Lane.objects.filter(pk=locked.pk).update(
@@ -167,10 +176,10 @@ def lane_rollback(
 
 @transaction.atomic
 def lane_rollback_finish(*, lane: Lane) -> bool:
-    """Move the pointer of a lane that waits to roll back, once a replica holds the version. Whether it moved."""
+    """Move the pointer of a lane that waits to roll back, once there is nothing to wait for. Whether it moved."""
     locked = lane_locked(lane.pk)
     version = locked.rollback_to
-    if version is None or not resident_somewhere(lane=locked, version=version):
+    if version is None or _waits(locked, version):
         return False
     _turn_back(locked, version, actor=CONDUCTOR, reason=locked.rollback_reason)
     return True
@@ -179,6 +188,11 @@ def lane_rollback_finish(*, lane: Lane) -> bool:
 def lanes_rolling_back() -> list[Lane]:
     """Lanes whose rollback waits for its version."""
     return list(Lane.objects.filter(rollback_to__isnull=False).order_by("pk"))
+
+
+def _waits(lane: Lane, version: PolicyVersion) -> bool:
+    """Whether what answers now goes on until a replica has loaded the version into its second slot."""
+    return not resident_somewhere(lane=lane, version=version) and loads_beside(lane=lane)
 
 
 def _require_good(lane: Lane, version: PolicyVersion) -> None:
@@ -210,6 +224,7 @@ def _turn_back(lane: Lane, version: PolicyVersion, *, actor: Actor, reason: str)
     Lane.objects.filter(pk=lane.pk).update(rollback_to=None, rollback_reason="")
     lane_point(lane=lane, version=version, release=release, actor=actor, reason=reason)
     slots_relabel(lane=lane, promoted=version)
+    promoted_place(lane=lane)
     conductor_nudge()
     lane.refresh_from_db()
     return lane

@@ -6,8 +6,8 @@ from collections import defaultdict
 from uuid import UUID
 
 from controlplane.errors import Conflict
-from controlplane.models import Lane, PolicyVersion, ReplicaSlot
-from controlplane.services.events import Actor
+from controlplane.models import Lane, PolicyVersion, Replica, ReplicaSlot
+from controlplane.services.events import CONDUCTOR, Actor
 from controlplane.services.fleet import slot_target
 from controlplane.states import DesiredSource, ReplicaState, WeightSlot
 
@@ -66,12 +66,47 @@ def resident_somewhere(*, lane: Lane, version: PolicyVersion) -> bool:
     ).exists()
 
 
+def loads_beside(*, lane: Lane) -> bool:
+    """Whether a replica that answers now can take a further version while it goes on answering with what it has."""
+    return any(slot.replica.state in ANSWERING for slot in _spare_slots(lane))
+
+
+def promoted_place(*, lane: Lane) -> int:
+    """Target the replicas that no slot tells to hold the promoted version; how many.
+
+    New ones, those of a new lane, and those that have but one slot for what they answer with: they load the version in
+    place of what they hold. A slot that holds a candidate is left alone, and so is a person's pin.
+    """
+    present = Replica.objects.filter(cluster=lane.cluster_id, state__in=PRESENT)
+    return sum(_place(lane, replica) for replica in present.select_related("cluster").prefetch_related("slots"))
+
+
 def slots_relabel(*, lane: Lane, promoted: PolicyVersion) -> None:
     """After the lane's pointer moved: say which slots answer and which only hold. Pins stay a person's."""
     slots = ReplicaSlot.objects.filter(replica__cluster=lane.cluster_id).exclude(desired_source=DesiredSource.PINNED)
     wished = slots.filter(desired_version__isnull=False)
     wished.filter(desired_version=promoted).update(desired_source=DesiredSource.PROMOTED)
     wished.exclude(desired_version=promoted).update(desired_source=DesiredSource.CANDIDATE)
+
+
+def _place(lane: Lane, replica: Replica) -> bool:
+    slots = list(replica.slots.all())
+    if any(slot.desired_version_id == lane.promoted_version_id for slot in slots):
+        return False
+    # A replica's only slot is for what answers, whatever it was told to hold before.
+    taken = (DesiredSource.PINNED, DesiredSource.CANDIDATE) if len(slots) > 1 else (DesiredSource.PINNED,)
+    free = sorted((slot.slot for slot in slots if slot.desired_source not in taken), reverse=True)
+    if not free:
+        return False
+    slot_target(
+        replica=replica,
+        slot=WeightSlot.DEFAULT if WeightSlot.DEFAULT in free else WeightSlot(free[0]),
+        version=lane.promoted_version,
+        source=DesiredSource.PROMOTED,
+        actor=CONDUCTOR,
+        reason=f"lane {lane.slug} serves it",
+    )
+    return True
 
 
 def _spare_slots(lane: Lane) -> list[ReplicaSlot]:

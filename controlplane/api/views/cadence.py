@@ -123,7 +123,11 @@ class LaneSkip(_LaneAction):
 
 
 class LaneRollback(OfLane, ActionView):
-    """Let an earlier version answer again: at once when a replica holds it, else as soon as one does."""
+    """Let an earlier version answer again: at once when a replica holds it, else as soon as one has loaded it.
+
+    Replicas with a second slot load it there while the present version goes on answering. Where no replica has one, the
+    present version stops at once, and the gateway says 503 with Retry-After until the version is loaded in its place.
+    """
 
     actions = {"POST": Action.RELEASES_ABORT}
     serializer_class = LaneSerializer

@@ -10,10 +10,12 @@ from controlplane.conductor.shipping import advance_lanes
 from controlplane.errors import Conflict, Invalid, StaleRevision
 from controlplane.models import Lane, PolicyVersion, Release, Replica, ReplicaSlot, ServedVersion
 from controlplane.selectors.lane_routes import lane_route
+from controlplane.selectors.pages_blast import blast_of_rollback
+from controlplane.services.fleet import replica_register, slot_target
 from controlplane.services.promotions import lane_rollback, release_rollback
 from controlplane.services.releases import release_propose
 from controlplane.services.slots import slot_run_now
-from controlplane.states import Arm, ReleaseState, ReplicaState
+from controlplane.states import Arm, DesiredSource, ReleaseState, ReplicaState, WeightSlot
 from tests.lane_rows import ACTOR, candidate_version
 from tests.shipping_rig import assert_sound, lane_of, propose, put_in, shipping_world, transfers_arrive
 
@@ -158,8 +160,6 @@ def test_a_canary_is_rolled_back_without_touching_what_answers():
 
 
 def test_one_replica_that_holds_it_is_enough_and_the_others_follow():
-    from controlplane.services.fleet import replica_register
-
     world = shipping_world()
     first = world.lane.promoted_version
     promoted(world)
@@ -176,3 +176,96 @@ def test_one_replica_that_holds_it_is_enough_and_the_others_follow():
     assert lane.promoted_version == first
     lanes_place()
     assert ReplicaSlot.objects.filter(replica=other, desired_version=first, desired_source="promoted").count() == 1
+
+
+def with_one_slot(world) -> None:
+    """The replica is started again with a single slot, and holds what the lane serves."""
+    named = Replica.objects.get(pk=world.replica.pk)
+    replica_register(
+        cluster=world.cluster,
+        name=named.name,
+        inference_url=named.inference_url,
+        control_url=named.control_url,
+        actor=ACTOR,
+        weight_slots=1,
+    )
+    lanes_place()
+    transfers_arrive(world)
+
+
+def seats_of_promoted(world):
+    return ReplicaSlot.objects.filter(replica=world.replica, current_version=lane_of(world).promoted_version)
+
+
+def test_with_one_slot_the_bad_version_stops_at_once_and_the_replica_loads_the_old_one():
+    world = shipping_world()
+    first = world.lane.promoted_version
+    release = promoted(world)
+    with_one_slot(world)
+    assert "503" in blast_of_rollback(lane_of(world), first).note
+    lane = lane_rollback(lane=lane_of(world), version=first, actor=ACTOR, reason="complaints")
+    assert (lane.promoted_version, lane.rollback_to) == (first, None)
+    assert Release.objects.get(pk=release.pk).state == ReleaseState.ROLLED_BACK
+    wished = ReplicaSlot.objects.get(replica=world.replica)
+    assert (wished.desired_version, wished.desired_source) == (first, DesiredSource.PROMOTED)
+    assert world.replica.transfers.get(state="pending").version == first
+    assert not seats_of_promoted(world).exists()  # requests come again until it is there
+    assert lanes_place() == 0
+    transfers_arrive(world)
+    assert seats_of_promoted(world).count() == 1
+    assert_sound(lane)
+
+
+def test_a_pin_on_the_second_slot_does_not_stop_a_rollback():
+    world = shipping_world()
+    first = world.lane.promoted_version
+    promoted(world)
+    third = promoted(world)
+    spare = ReplicaSlot.objects.get(replica=world.replica, current_version=third.incumbent)
+    slot_target(
+        replica=world.replica,
+        slot=WeightSlot(spare.slot),
+        version=third.incumbent,
+        source=DesiredSource.PINNED,
+        actor=ACTOR,
+        reason="watched",
+    )
+    lane = lane_rollback(lane=lane_of(world), version=first, actor=ACTOR, reason="complaints")
+    assert lane.promoted_version == first
+    wished = dict(ReplicaSlot.objects.filter(replica=world.replica).values_list("slot", "desired_version"))
+    assert wished.pop(spare.slot) == third.incumbent_id
+    assert list(wished.values()) == [first.pk]
+    assert_sound(lane)
+
+
+def test_nothing_is_waited_for_while_no_replica_answers():
+    """What is rolled back may be what brings engines down."""
+    world = shipping_world()
+    first = world.lane.promoted_version
+    promoted(world)
+    promoted(world)
+    lane = lane_rollback(lane=lane_of(world), version=first, actor=ACTOR, reason="complaints")
+    assert lane.rollback_to == first
+    Replica.objects.filter(pk=world.replica.pk).update(state=ReplicaState.OFFLINE)
+    advance_lanes()
+    assert lane_of(world).promoted_version == first
+    Replica.objects.filter(pk=world.replica.pk).update(state=ReplicaState.READY)
+    lanes_place()
+    transfers_arrive(world)
+    assert seats_of_promoted(world).exists()
+    assert_sound(lane)
+
+
+def test_a_replica_with_one_slot_that_was_away_for_a_rollback_follows_when_it_is_back():
+    world = shipping_world()
+    first = world.lane.promoted_version
+    second = promoted(world)
+    with_one_slot(world)
+    ReplicaSlot.objects.filter(replica=world.replica).update(desired_version=second.version, desired_source="promoted")
+    Replica.objects.filter(pk=world.replica.pk).update(state=ReplicaState.OFFLINE)
+    promoted_while_away = candidate_version(world, root="c" * 64)
+    Lane.objects.filter(pk=world.lane.pk).update(promoted_version=promoted_while_away)
+    lane_rollback(lane=lane_of(world), version=first, actor=ACTOR, reason="complaints")
+    Replica.objects.filter(pk=world.replica.pk).update(state=ReplicaState.READY)
+    assert lanes_place() == 1
+    assert ReplicaSlot.objects.get(replica=world.replica).desired_version == first

@@ -147,6 +147,22 @@ def test_a_replica_that_moved_keeps_its_row():
         )
 
 
+def test_a_replica_that_comes_back_with_fewer_slots_loses_the_rest():
+    run, replica = fleet()
+    named = {"name": replica.name, "inference_url": "http://x", "control_url": "http://x", "actor": TESTER}
+    replica_register(cluster=replica.cluster, weight_slots=2, **named)
+    slot_target(
+        replica=replica,
+        slot=WeightSlot.CANDIDATE,
+        version=run.lineage.head,
+        source=DesiredSource.CANDIDATE,
+        actor=TESTER,
+    )
+    replica_register(cluster=replica.cluster, weight_slots=1, **named)
+    assert [slot.slot for slot in replica.slots.all()] == ["default"]
+    assert set(Transfer.objects.filter(slot="candidate").values_list("state", flat=True)) == {"superseded"}
+
+
 def test_looking_at_a_replica_that_is_not_there_never_raises(settings, tmp_path):
     _, replica = fleet()
     settings.REPLICA_TOKEN_DIR = tmp_path
