@@ -9,6 +9,7 @@ from pathlib import Path
 from controlplane.processes.records import record_write
 
 _ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+_OUTLIVING: list[subprocess.Popen[bytes]] = []  # kept: dropping one that runs is warned of
 _LOG_LIMIT_BYTES = 8 * 1024 * 1024
 
 
@@ -27,6 +28,7 @@ def launch(argv: Sequence[str], *, log: Path, record: Path, stdin: str = "") -> 
             env=_ENV,
             start_new_session=True,
         )
+    _OUTLIVING.append(process)
     record_write(record, process.pid)
     assert process.stdin is not None
     process.stdin.write(stdin.encode())
