@@ -9,8 +9,12 @@ from pathlib import Path
 from controlplane.processes.records import record_write
 
 _ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
-_OUTLIVING: list[subprocess.Popen[bytes]] = []  # kept: dropping one that runs is warned of
 _LOG_LIMIT_BYTES = 8 * 1024 * 1024
+
+
+class _Server(subprocess.Popen[bytes]):
+    def __del__(self) -> None:
+        """Popen's own warns of a process that still runs; ours are meant to."""
 
 
 def launch(argv: Sequence[str], *, log: Path, record: Path, stdin: str = "") -> subprocess.Popen[bytes]:
@@ -19,7 +23,7 @@ def launch(argv: Sequence[str], *, log: Path, record: Path, stdin: str = "") -> 
     if log.exists() and log.stat().st_size > _LOG_LIMIT_BYTES:
         log.replace(log.with_suffix(".old.log"))
     with log.open("ab") as output:
-        process = subprocess.Popen(
+        process = _Server(
             argv,
             stdin=subprocess.PIPE,
             stdout=output,
@@ -28,7 +32,6 @@ def launch(argv: Sequence[str], *, log: Path, record: Path, stdin: str = "") -> 
             env=_ENV,
             start_new_session=True,
         )
-    _OUTLIVING.append(process)
     record_write(record, process.pid)
     assert process.stdin is not None
     process.stdin.write(stdin.encode())
