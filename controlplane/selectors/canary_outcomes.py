@@ -14,6 +14,7 @@ from django.db import connection
 
 from controlplane.errors import NotFound
 from controlplane.models import CanaryStep, Release
+from controlplane.selectors.credit import credit_query
 from controlplane.selectors.reward_sql import rewards_query, values_query
 from controlplane.services.signals import SignalMapContent
 from controlplane.services.windows import signal_map_current
@@ -41,14 +42,12 @@ SELECT g.canary_step, g.arm, g.user_hash, sum({value})::float, count(*)
 FROM controlplane_generation g WHERE COUNTED AND {counts} GROUP BY g.canary_step, g.arm, g.user_hash
 """
 _RESPONSES = """
-SELECT g.canary_step, g.arm, g.user_hash, sum((f.given IS NOT NULL)::int)::float, count(*)
+SELECT g.canary_step, g.arm, g.user_hash, sum((c.generation_id IS NOT NULL)::int)::float, count(*)
 FROM controlplane_generation g
-LEFT JOIN LATERAL (
-    SELECT 1 AS given FROM controlplane_feedback f WHERE f.generation_id = g.id AND f.state = 'joined' LIMIT 1
-) f ON true
+LEFT JOIN (SELECT DISTINCT generation_id FROM (CREDIT) f) c ON c.generation_id = g.id
 WHERE COMPLETE AND g.outcome = 'answered'
 GROUP BY g.canary_step, g.arm, g.user_hash
-"""
+""".replace("CREDIT", credit_query("COMPLETE"))
 _OF_FEEDBACK = """
 SELECT r.canary_step, r.arm, r.who, sum(r.reward), count(*)
 FROM ({rewards}) r GROUP BY r.canary_step, r.arm, r.who

@@ -1,75 +1,72 @@
 """Which feedback speaks of which generation: what was given on it, and the outcomes of its episode.
 
 An episode is the turns of one user in one session of one lane. Its outcome is credited to every turn that was over when
-it occurred; the map's `episode_discount` says how much less with each turn between.
+it occurred; the map's `episode_discount` says how much less with each turn between. Windows, canaries and monitors all
+read it here.
 """
 
 from __future__ import annotations
 
 import copy
-from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
-from controlplane.models import Feedback, Generation, Lane
-from controlplane.states import FeedbackState
+from django.db import connection
 
-EPISODE = "episode"
-_Turn = tuple[datetime, UUID]
+from controlplane.models import Feedback, Generation
+
+EVERYTHING = "true"
+# The sender's clock is believed up to the outcome's arrival. What came before its generation is about that.
+_CREDIT = """
+SELECT g.id AS generation_id, g.created_at AS answered_at, 0 AS distance, FEEDBACK
+FROM controlplane_generation g JOIN controlplane_feedback f ON f.generation_id = g.id
+WHERE f.state = 'joined' AND f.target_kind <> 'episode' AND {feedback} AND {generations}
+UNION ALL
+SELECT g.id, g.created_at, (t.ended - t.place)::int, FEEDBACK
+FROM controlplane_feedback f
+JOIN controlplane_generation n ON n.id = f.generation_id AND n.session = f.target_id
+CROSS JOIN LATERAL (
+    SELECT e.id, row_number() OVER (ORDER BY e.created_at, e.id) AS place,
+           coalesce(
+               nullif(count(*) FILTER (WHERE e.created_at <= least(f.occurred_at, f.created_at)) OVER (), 0),
+               nullif(count(*) FILTER (WHERE e.created_at <= f.created_at) OVER (), 0),
+               count(*) FILTER (WHERE (e.created_at, e.id) <= (n.created_at, n.id)) OVER ()
+           ) AS ended
+    FROM controlplane_generation e
+    WHERE e.session = n.session AND e.lane_id = n.lane_id AND e.user_hash = n.user_hash
+) t
+JOIN controlplane_generation g ON g.id = t.id
+WHERE f.state = 'joined' AND f.target_kind = 'episode' AND t.place <= t.ended AND {feedback} AND {generations}
+  AND f.target_id IN (SELECT g.session FROM controlplane_generation g WHERE g.session <> '' AND {generations})
+""".replace("FEEDBACK", "f.id, f.sender, f.signal_id, f.source_id, f.actor_hash, f.occurred_at, f.created_at, f.value")
+
+
+def credit_query(generations: str, *, feedback: str = EVERYTHING) -> str:
+    """Joined feedback, a row for each generation that it is credited to, with `distance`: the turns between.
+
+    `generations` is a condition on the generations `g` that count, `feedback` one on the feedback `f`.
+    """
+    return _CREDIT.format(generations=generations, feedback=feedback)
 
 
 def feedback_credited(*, generations: Sequence[Generation], until: datetime) -> dict[UUID, list[Feedback]]:
-    """Joined feedback by generation, the oldest first, as things stood `until` then: one query, three with episodes.
+    """Joined feedback by generation, the oldest first, as things stood `until` then.
 
     The same outcome is there once for each turn it is credited to, with its `distance`.
     """
     said: dict[UUID, list[Feedback]] = {row.id: [] for row in generations}
-    joined = Feedback.objects.filter(state=FeedbackState.JOINED, created_at__lte=until).select_related(
-        "signal", "source"
-    )
-    for event in joined.filter(generation_id__in=list(said)).exclude(target_kind=EPISODE):
-        if event.generation_id is not None:
-            said[event.generation_id].append(event)
-    sessions = {row.session for row in generations if row.session}
-    lanes = {row.lane_id for row in generations}
-    if sessions:
-        projects = Lane.objects.filter(pk__in=lanes).values("project_id")
-        outcomes = joined.filter(target_kind=EPISODE, target_id__in=sessions, project_id__in=projects)
-        _credit(said, list(outcomes), _episodes(lanes, sessions))
-    for events in said.values():
-        events.sort(key=lambda event: (event.occurred_at, event.id))
+    credit = credit_query("g.id = ANY(%(ids)s)", feedback="f.created_at <= %(until)s")
+    query = "SELECT generation_id, id, distance FROM (CREDIT) c".replace("CREDIT", credit)
+    with connection.cursor() as cursor:
+        cursor.execute(query, {"ids": list(said), "until": until})
+        rows: list[tuple[UUID, UUID, int]] = cursor.fetchall()
+    events = Feedback.objects.filter(id__in={feedback_id for _, feedback_id, _ in rows})
+    known = {event.id: event for event in events.select_related("signal", "source")}
+    for generation_id, feedback_id, distance in rows:
+        credited = copy.copy(known[feedback_id])
+        credited.distance = distance
+        said[generation_id].append(credited)
+    for heard in said.values():
+        heard.sort(key=lambda event: (event.occurred_at, event.id))
     return said
-
-
-def _episodes(lanes: set[UUID], sessions: set[str]) -> dict[UUID, list[_Turn]]:
-    """The turns of each generation's episode, in order, by generation."""
-    rows = Generation.objects.filter(lane__in=lanes, session__in=sessions).order_by("created_at", "id")
-    found: dict[tuple[UUID, str, str], list[_Turn]] = defaultdict(list)
-    of: dict[UUID, list[_Turn]] = {}
-    for key, lane, session, user, at in rows.values_list("id", "lane_id", "session", "user_hash", "created_at"):
-        episode = found[lane, session, user]
-        episode.append((at, key))
-        of[key] = episode
-    return of
-
-
-def _credit(said: dict[UUID, list[Feedback]], outcomes: Sequence[Feedback], episodes: dict[UUID, list[_Turn]]) -> None:
-    for outcome in outcomes:
-        turns = episodes.get(outcome.generation_id) if outcome.generation_id else None
-        if turns is None:
-            continue
-        times = [at for at, _ in turns]
-        # The sender's clock is believed up to the outcome's arrival. What came before its generation is about that.
-        over = bisect_right(times, min(outcome.occurred_at, outcome.created_at))
-        over = over or bisect_right(times, outcome.created_at) or _place(turns, outcome.generation_id) + 1
-        for distance, (_, key) in enumerate(reversed(turns[:over])):
-            if key in said:
-                credited = copy.copy(outcome)
-                credited.distance = distance
-                said[key].append(credited)
-
-
-def _place(turns: Sequence[_Turn], generation_id: UUID | None) -> int:
-    return next(place for place, (_, key) in enumerate(turns) if key == generation_id)

@@ -11,21 +11,20 @@ from typing import Any
 
 import msgspec
 
+from controlplane.selectors.credit import credit_query
 from controlplane.services.signals import SignalMapContent, Silence
 
 # An actor's newest event of a signal counts alone; its clock is believed between the answer and the event's arrival.
 _NEWEST = """
-SELECT DISTINCT ON (f.generation_id, f.sender, f.signal_id, f.actor_hash)
-       f.generation_id, f.sender, s.slug, s.value_type, s.minimum, s.maximum, f.value,
+SELECT DISTINCT ON (c.generation_id, c.sender, c.signal_id, c.actor_hash)
+       c.generation_id, c.sender, s.slug, s.value_type, s.minimum, s.maximum, c.value, c.distance,
        coalesce(o.trust_weight, 1.0) AS trust,
-       extract(epoch FROM least(greatest(f.occurred_at, g.created_at), greatest(f.created_at, g.created_at))
-                          - g.created_at)::float AS elapsed_s
-FROM controlplane_generation g
-JOIN controlplane_feedback f ON f.generation_id = g.id AND f.state = 'joined'
-JOIN controlplane_signaldefinition s ON s.id = f.signal_id
-LEFT JOIN controlplane_feedbacksource o ON o.id = f.source_id
-WHERE {generations}
-ORDER BY f.generation_id, f.sender, f.signal_id, f.actor_hash, f.occurred_at DESC, f.id DESC
+       extract(epoch FROM least(greatest(c.occurred_at, c.answered_at), greatest(c.created_at, c.answered_at))
+                          - c.answered_at)::float AS elapsed_s
+FROM (CREDIT) c
+JOIN controlplane_signaldefinition s ON s.id = c.signal_id
+LEFT JOIN controlplane_feedbacksource o ON o.id = c.source_id
+ORDER BY c.generation_id, c.sender, c.signal_id, c.actor_hash, c.occurred_at DESC, c.id DESC
 """
 # The actors of one sender share its one voice on a signal.
 _HEARD = """
@@ -34,7 +33,8 @@ FROM (
     SELECT e.generation_id, e.weight * sum(e.kept) / count(*) AS weight, sum(e.kept * e.reward) / sum(e.kept) AS value
     FROM (
         SELECT n.generation_id, n.sender, n.slug, r.weight * n.trust AS weight,
-               CASE WHEN r.half_life_s > 0 THEN power(0.5::float, n.elapsed_s / r.half_life_s) ELSE 1.0 END AS kept,
+               power(%(discount)s::float, n.distance)
+               * CASE WHEN r.half_life_s > 0 THEN power(0.5::float, n.elapsed_s / r.half_life_s) ELSE 1.0 END AS kept,
                CASE WHEN n.value_type <> 'number' THEN (r.values ->> (n.value #>> '{{}}'))::float
                     WHEN jsonb_typeof(n.value) = 'number' THEN
                         r.low + ((n.value #>> '{{}}')::float - n.minimum) / (n.maximum - n.minimum) * (r.high - r.low)
@@ -80,11 +80,19 @@ def rewards_query(generations: str, content: SignalMapContent) -> tuple[str, dic
         {"slug": slug, **msgspec.to_builtins(rule), "horizon_s": content.horizon_of(slug)}
         for slug, rule in content.signals.items()
     ]
-    parameters = {"rules": msgspec.json.encode(rules).decode(), "silence": content.silence_value}
-    query = outer.replace("HEARD", _HEARD).replace("NEWEST", _NEWEST)
-    return query.format(generations=generations), parameters
+    parameters = {
+        "rules": msgspec.json.encode(rules).decode(),
+        "silence": content.silence_value,
+        "discount": content.episode_discount,
+    }
+    return _filled(outer, _HEARD, generations), parameters
 
 
 def values_query(generations: str) -> str:
-    """The value that one signal, the parameter `key`, gave each generation."""
-    return _SPOKEN.replace("HEARD", _NUMBERS).replace("NEWEST", _NEWEST).format(generations=generations)
+    """The value that one signal, the parameter `key`, gave each generation; an episode's to each of its turns."""
+    return _filled(_SPOKEN, _NUMBERS, generations)
+
+
+def _filled(outer: str, heard: str, generations: str) -> str:
+    query = outer.replace("HEARD", heard).replace("NEWEST", _NEWEST).format(generations=generations)
+    return query.replace("CREDIT", credit_query(generations))

@@ -209,7 +209,7 @@ def reward_and_strength(
     *,
     generation_at: datetime | None = None,
 ) -> Reward | None:
-    """The weighted mean reward of one generation's feedback; None when none counts and silence has no value.
+    """The weighted mean reward of one generation's feedback; None when nothing is left of it and silence has no value.
 
     An actor's newest event of a signal counts alone, and the actors of one sender share that sender's one voice on the
     signal: neither pressing thumbs twice nor a hundred made-up actors is louder than one. Voices weigh the signal's
@@ -240,7 +240,7 @@ def reward_and_strength(
             full += weights[voice]
     if heard > 0:
         return Reward(total / heard, heard / full)
-    return Reward(content.silence_value, 1.0) if content.silence is Silence.VALUE and not voices else None
+    return Reward(content.silence_value, 1.0) if content.silence is Silence.VALUE else None
 
 
 def _left_of(content: SignalMapContent, slug: str, event: Feedback, generation_at: datetime | None) -> float | None:
