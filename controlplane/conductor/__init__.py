@@ -6,6 +6,7 @@ rl         the decisions of a simulated RL stage
 staleness  how many groups may be admitted, and which are too old
 placement  which version each replica of a run should hold
 fleet      looking at replicas; repairing what differs from its wish
+looks      many rows, each looked at by itself
 loop       the process: duties, each at its interval, and on every nudge
 """
 

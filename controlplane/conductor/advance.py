@@ -118,12 +118,15 @@ def _context(run_id: uuid.UUID) -> StageContext | None:
 
 
 def _fail_if_stuck(run: Run) -> bool:
-    """A dead training step or evaluation needs a person."""
+    """A dead training step or evaluation, or a head that was found bad, needs a person."""
+    head = run.lineage.head
     unit = WorkUnit.objects.filter(run=run, kind=WorkKind.TRAIN, state=WorkState.DEAD).first()
     if unit is not None:
         reason = f"training died after {unit.failures} failures: {unit.error}"
     elif Evaluation.objects.filter(run=run, state=EvaluationState.FAILED).exists():
         reason = "an evaluation failed; see its dead letters"
+    elif head is not None and head.quarantined_at is not None:
+        reason = f"version {head.ref} was found bad: no replica may hold it. Fork the run from a version before it"
     else:
         return False
     run_fail(run=run, actor=CONDUCTOR, reason=reason[:500])

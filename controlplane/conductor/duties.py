@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from django.conf import settings
@@ -11,6 +12,7 @@ from django.conf import settings
 from controlplane.conductor.advance import run_advance, runs_active
 from controlplane.conductor.fleet import fleet_poll, slots_reconcile
 from controlplane.conductor.lanes import lanes_place
+from controlplane.conductor.looks import Looks
 from controlplane.conductor.shipping import advance_lanes, look_at_canaries, watch_lanes
 from controlplane.services.consents import content_release
 from controlplane.services.evaluations import evaluation_advance, evaluations_open
@@ -19,6 +21,8 @@ from controlplane.services.rejections import rejections_age
 from controlplane.services.work import work_sweep
 
 log = structlog.get_logger(__name__)
+
+_runs, _evaluations = Looks("run"), Looks("evaluation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +38,13 @@ class Duty:
 def advance_runs() -> None:
     """Every active run, each in its own transactions."""
     for run_id in runs_active():
-        run_advance(run_id)
+        _runs.at(run_id, partial(run_advance, run_id))
 
 
 def advance_evaluations() -> None:
     """Every open evaluation, those that belong to no run included."""
     for evaluation_id in evaluations_open():
-        evaluation_advance(evaluation_id)
+        _evaluations.at(evaluation_id, partial(evaluation_advance, evaluation_id))
 
 
 def sweep_leases() -> None:

@@ -6,14 +6,15 @@ import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import structlog
 from django.conf import settings
-from django.db import transaction
 from django.db.models import F, Q, Value
 from django.db.models.functions import Now
 
+from controlplane.conductor.looks import Looks
 from controlplane.models import Replica, ReplicaSlot, Run, Transfer, WorkUnit
 from controlplane.services.events import CONDUCTOR
 from controlplane.services.fleet import ReplicaReport, SlotReport, replica_report, slot_target
@@ -38,20 +39,25 @@ log = structlog.get_logger(__name__)
 RETRY_AFTER_S = 10.0
 _IN_FLIGHT = [TransferState.PENDING, TransferState.RUNNING]
 _CONCURRENT_LOOKS = 8
+_replicas, _slots, _transfers, _series_of = Looks("replica"), Looks("slot"), Looks("transfer"), Looks("series of a run")
 
 
 def fleet_poll() -> None:
     """Look at every replica and write down what it said; then the series that come of it."""
     replicas = [replica for replica in Replica.objects.select_related("cluster") if replica.control_url]
-    before = {replica.pk: replica.metrics for replica in replicas}
     with ThreadPoolExecutor(_CONCURRENT_LOOKS) as pool:
         reports = list(pool.map(look_at, replicas))
     for replica, report in zip(replicas, reports, strict=True):
-        if report.reachable:
-            report.metrics.update(rates(before[replica.pk], report.metrics))
         if report.reachable or replica.state != ReplicaState.OFFLINE:
-            replica_report(replica=replica, report=report)
+            _replicas.at(replica.pk, partial(_note, replica, report))
     _record_series()
+
+
+def _note(replica: Replica, report: ReplicaReport) -> None:
+    """Write down one look, with what the replica did since the look before."""
+    if report.reachable:
+        report.metrics.update(rates(replica.metrics, report.metrics))
+    replica_report(replica=replica, report=report)
 
 
 def look_at(replica: Replica) -> ReplicaReport:
@@ -110,19 +116,21 @@ def slots_reconcile() -> int:
     again = 0
     for slot in astray:
         here = Q(replica_id=slot.replica_id, slot=slot.slot)
-        if Transfer.objects.filter(here, state__in=_IN_FLIGHT).exists() or recent.filter(here).exists():
-            continue
-        holds = "another version" if slot.current_version_id else "no version of ours"
-        slot_target(
-            replica=slot.replica,
-            slot=WeightSlot(slot.slot),
-            version=slot.desired_version,
-            source=DesiredSource(slot.desired_source),
-            actor=CONDUCTOR,
-            reason=f"the replica reports {holds}",
-        )
-        again += 1
+        if not Transfer.objects.filter(here, state__in=_IN_FLIGHT).exists() and not recent.filter(here).exists():
+            again += _slots.at(slot.pk, partial(_target_again, slot))
     return again
+
+
+def _target_again(slot: ReplicaSlot) -> Transfer | None:
+    holds = "another version" if slot.current_version_id else "no version of ours"
+    return slot_target(
+        replica=slot.replica,
+        slot=WeightSlot(slot.slot),
+        version=slot.desired_version,
+        source=DesiredSource(slot.desired_source),
+        actor=CONDUCTOR,
+        reason=f"the replica reports {holds}",
+    )
 
 
 _REACHABLE = [ReplicaState.READY, ReplicaState.RECONCILING, ReplicaState.POISONED]
@@ -134,8 +142,8 @@ def bury_dead_transfers() -> None:
     rows = Transfer.objects.filter(state__in=_IN_FLIGHT, pk__in=dead.values("ref"))
     for transfer in rows.select_related("replica__cluster", "version"):
         unit = dead.filter(ref=transfer.pk).first()
-        with transaction.atomic():
-            transfer_fail(transfer=transfer, reason=unit.error if unit else "its work died")
+        reason = unit.error if unit else "its work died"
+        _transfers.at(transfer.pk, partial(transfer_fail, transfer=transfer, reason=reason))
 
 
 def _record_series() -> None:
@@ -144,7 +152,11 @@ def _record_series() -> None:
         slots = ReplicaSlot.objects.filter(
             desired_version__lineage_id=run.lineage_id, replica__cluster__role=ClusterRole.ROLLOUT.value
         ).select_related("replica__cluster", "current_version")
-        metrics_record(run=run, values=_series(list(slots), run), actor=CONDUCTOR)
+        _series_of.at(run.pk, partial(_record, run, list(slots)))
+
+
+def _record(run: Run, slots: list[ReplicaSlot]) -> None:
+    metrics_record(run=run, values=_series(slots, run), actor=CONDUCTOR)
 
 
 def _series(slots: list[ReplicaSlot], run: Run) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import httpx
 import msgspec
@@ -44,6 +44,7 @@ _ERRORS: Final[dict[int, type[EngineError]]] = {
 _BY_CODE: Final[dict[str | None, type[EngineError]]] = {kind.code: kind for kind in _ERRORS.values()}
 _EVENTS: Final = msgspec.json.Decoder(GenerateEvent)
 _DONE: Final = b"[DONE]"
+_T = TypeVar("_T")
 
 
 class EngineClient:
@@ -182,11 +183,11 @@ class ControlClient:
 
     def health(self) -> dict[str, Any]:
         """`name`, `status`, `uptime_s`. Raises: EngineUnreachable."""
-        return dict(self._call("GET", "/control/health").json())
+        return _object_of(self._call("GET", "/control/health"))
 
     def metrics(self) -> dict[str, Any]:
         """Numbers of the engine, summed over its slots, and by slot under `slots`. Raises: EngineUnreachable."""
-        return dict(self._call("GET", "/control/metrics").json())
+        return _object_of(self._call("GET", "/control/metrics"))
 
     def close(self) -> None:
         """Close the connections."""
@@ -209,10 +210,19 @@ class ControlClient:
         return response
 
     def _status(self, response: httpx.Response) -> EngineStatus:
-        try:
-            return msgspec.json.decode(response.content, type=EngineStatus)
-        except msgspec.DecodeError as error:
-            raise EngineError(f"the engine's answer does not read: {error}; is it of another release?") from error
+        return _decoded(response, EngineStatus)
+
+
+def _object_of(response: httpx.Response) -> dict[str, Any]:
+    return _decoded(response, dict[str, Any])
+
+
+def _decoded(response: httpx.Response, kind: type[_T]) -> _T:
+    """Raises: EngineError for an answer of another shape."""
+    try:
+        return msgspec.json.decode(response.content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EngineError(f"the engine's answer does not read: {error}; is it of another release?") from error
 
 
 async def _events_of(response: httpx.Response) -> AsyncGenerator[TokenEvent | EndEvent, None]:

@@ -393,3 +393,16 @@ def test_conductors_side_by_side_admit_each_place_once():
     assert [group.position for group in groups(run)] == [0, 1, 2, 3]
     assert run.evaluations.count() == 1
     assert Transfer.objects.count() == 2
+
+
+def test_a_run_whose_head_was_found_bad_says_so_and_stands_still():
+    run = started()
+    PolicyVersion.objects.filter(pk=run.lineage.head_id).update(quarantined_at=Now())
+    ReplicaSlot.objects.update(desired_version=None, desired_source="")
+    for look in ("the first", "and once more after a resume"):
+        run_advance(run.pk)
+        run.refresh_from_db()
+        assert run.state == RunState.FAILED, look
+        assert "was found bad" in run.state_reason
+        run_resume(run=run, actor=TESTER, reason="try it")
+        run.refresh_from_db()
