@@ -89,28 +89,35 @@ class TrainerProcess:
         """Ask for one operation and wait for its result.
 
         Raises: what the trainer raised, by its code (TrainerError, CheckpointError, TrajectoryError, BaseMismatch,
-        StoreUnavailable, …); TrainerLost when the process ended or did not answer in time (it is killed then).
+        StoreUnavailable, …); TrainerLost when the process ended or did not answer in time (it is killed then). Whatever
+        interrupts the wait (a time limit's signal, say) kills it too: the answer that is still to come would be taken
+        for that of the next call.
         """
         line = json.dumps({"op": str(op), **payload}).encode() + b"\n"
+        try:
+            answer = self._ask(line, time.monotonic() + timeout_s, progress)
+        except BaseException:
+            self._kill()
+            raise
+        if "position" in answer and answer["position"] is not None:
+            self.position = Position(**answer["position"])
+        if "error" in answer:
+            raise error_from(answer["error"])
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def _ask(self, line: bytes, deadline: float, progress: Progress | None) -> dict[str, Any]:
+        """Send a request; its answer, once all progress has been told. Raises: TrainerLost."""
         try:
             if self._process.stdin is None:
                 raise TrainerLost("the trainer process has no standard input")
             self._process.stdin.write(line)
         except (OSError, ValueError) as error:
             raise self._lost(f"does not read: {error}") from error
-        deadline = time.monotonic() + timeout_s
-        while True:
-            answer = self._read_answer(deadline)
-            if "progress" in answer:
-                if progress is not None:
-                    progress(answer["progress"])
-                continue
-            if "position" in answer and answer["position"] is not None:
-                self.position = Position(**answer["position"])
-            if "error" in answer:
-                raise error_from(answer["error"])
-            result: dict[str, Any] = answer["result"]
-            return result
+        while "progress" in (answer := self._read_answer(deadline)):
+            if progress is not None:
+                progress(answer["progress"])
+        return answer
 
     def _read_answer(self, deadline: float) -> dict[str, Any]:
         while b"\n" not in self._buffer:

@@ -117,6 +117,30 @@ def test_killed_and_rebuilt_it_publishes_the_same_roots(bench, trainer):
         assert [bench.step(rebuilt, step, fence=step + 10)["root"] for step in (2, 3)] == expected
 
 
+def test_an_interrupted_call_leaves_no_answer_for_the_next_one(bench, trainer):
+    class TimeIsUp(Exception):
+        """What a worker's time limit raises in the middle of anything."""
+
+    def time_is_up(number, frame):
+        raise TimeIsUp
+
+    trainer.open(timeout_s=60, **bench.opening())
+    before = signal.signal(signal.SIGALRM, time_is_up)
+    try:
+        with pytest.raises(TimeIsUp):
+            trainer.call(
+                Op.STEP,
+                timeout_s=60,
+                progress=lambda _: os.kill(os.getpid(), signal.SIGALRM),
+                **bench.stepping(1, fence=1),
+            )
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not trainer.alive
+    with pytest.raises(TrainerLost):
+        trainer.call(Op.POSITION, timeout_s=60)
+
+
 def test_a_failed_publication_is_asked_for_again(bench, trainer):
     trainer.open(timeout_s=60, **bench.opening())
     first = bench.step(trainer, 1, fence=1, publish=False)
