@@ -1,7 +1,7 @@
 """Canary steps: a candidate answers a growing share of users, every look is judged, and harm ends it at once.
 
-The judgement is `rl_core.shipping`'s; the rows that it is given are `controlplane.selectors.canary_outcomes`'s. Here is
-what follows from it: the next step, the promotion, or the way back.
+The judgement and the rule of the steps are `rl_core.shipping.canary`'s; the rows that it is given are
+`controlplane.selectors.canary_outcomes`'s. Here both are acted upon: the next step, the promotion, or the way back.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from controlplane.services.releases import (
 from controlplane.services.residency import resident_require
 from controlplane.services.work import work_cancel
 from controlplane.states import AlertKind, Arm, CanaryVerdict, EventType, ReleaseState, WorkKind
-from rl_core.shipping.canary import CanaryLook, judge
+from rl_core.shipping.canary import CanaryLook, Move, judge, step_follow
 from rl_core.shipping.specs import CadenceSpec
 
 SALT_BYTES = 32
@@ -51,14 +51,9 @@ class Look:
     found: CanaryLook
 
     @property
-    def verdict(self) -> CanaryVerdict:
-        """Pass, fail or undecided."""
-        return CanaryVerdict(self.found.verdict)
-
-    @property
     def reason(self) -> str:
         """Why, in words."""
-        return ("; ".join(self.found.reasons) or self.verdict.value)[:REASON_CHARACTERS]
+        return ("; ".join(self.found.reasons) or self.found.verdict.value)[:REASON_CHARACTERS]
 
     def analysis(self) -> dict[str, Any]:
         """What is kept of it; JSON knows no infinity."""
@@ -128,31 +123,22 @@ def canary_conclude(*, release: Release, look: Look) -> Release:
     if not seen_by_users(locked):
         raise Conflict(f"the release is {locked.state}: no user meets its candidate")
     step = locked.steps.get(pk=look.step.pk)
-    before = step.verdict
-    # A pass is a pass at the moment that it was shown; only harm takes it back.
-    passed_before = before == CanaryVerdict.PASS and look.verdict != CanaryVerdict.FAIL
-    step.verdict = CanaryVerdict.PASS if passed_before else look.verdict
+    spec, before = release_spec(locked), step.verdict
+    held = _held_long_enough(step, spec, database_now())
+    follows = step_follow(spec.canary, look.found, position=step.position, before=before, held=held)
+    step.verdict = CanaryVerdict(follows.verdict)
     CanaryStep.objects.filter(pk=step.pk).update(verdict=step.verdict, analysis=look.analysis(), analysed_at=Now())
     if step.verdict != before:
         _announce(locked, step, look)
-    if look.verdict == CanaryVerdict.FAIL:
+    if follows.move is Move.BACK:
         return _turn_back(locked, look)
-    if locked.state != ReleaseState.CANARY:
+    if locked.state != ReleaseState.CANARY or closed_because(locked.lane, spec):
         return locked
-    return _go_on(locked, step, look)
-
-
-def _go_on(release: Release, step: CanaryStep, look: Look) -> Release:
-    spec = release_spec(release)
-    if closed_because(release.lane, spec) or not _held_long_enough(step, spec, database_now()):
-        return release
-    if step.position == len(spec.canary.steps) - 1:
-        if step.verdict == CanaryVerdict.PASS and spec.auto_promote:
-            return release_promote_itself(release=release)
-        return release
-    if min(look.rows.matured.get(arm, 0) for arm in Arm) < spec.canary.minimum_users:
-        return release
-    return _next_step(release, step, spec, actor=CONDUCTOR, reason="held long enough, and no harm shown")
+    if follows.move is Move.DONE and spec.auto_promote:
+        return release_promote_itself(release=locked)
+    if follows.move is Move.NEXT:
+        return _next_step(locked, step, spec, actor=CONDUCTOR, reason="held long enough, and no harm shown")
+    return locked
 
 
 def _held_long_enough(step: CanaryStep, spec: CadenceSpec, now: datetime) -> bool:

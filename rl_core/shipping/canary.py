@@ -22,7 +22,9 @@ __all__ = [
     "CanaryLook",
     "Effect",
     "Exposure",
+    "Move",
     "Responses",
+    "StepLook",
     "UserOutcome",
     "Verdict",
     "conclude",
@@ -31,6 +33,7 @@ __all__ = [
     "judge",
     "response_weights",
     "sample_ratio",
+    "step_follow",
 ]
 
 SMALL = 0.2  # standard deviations: what an interval without a margin is tightest for
@@ -39,11 +42,20 @@ Exposure = tuple[int, float, int, int]  # stratum, intended share of the canary,
 
 
 class Verdict(StrEnum):
-    """What may be done with a canary step now."""
+    """What a look shows."""
 
     PASS = "pass"  # noqa: S105
     FAIL = "fail"
     UNDECIDED = "undecided"
+
+
+class Move(StrEnum):
+    """What follows from a look at a step."""
+
+    BACK = "back"  # harm was shown: users go back to the promoted version
+    STAY = "stay"
+    NEXT = "next"  # more users meet the candidate
+    DONE = "done"  # the last step has passed: the candidate may be promoted
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,12 +76,23 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CanaryLook(msgspec.Struct, frozen=True, kw_only=True):
-    """One look. `reasons` are sentences: of a fail what was shown, of an undecided look what is missing."""
+    """One look. `reasons` are sentences: of a fail what was shown, of an undecided look what is missing.
+
+    `enough_users`: every metric has the users that it needs, whatever they say.
+    """
 
     verdict: Verdict
+    enough_users: bool
     reasons: list[str]
     effects: dict[str, Effect]
     sample_ratio_p: float
+
+
+class StepLook(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step's verdict is after a look, and what follows from it."""
+
+    verdict: Verdict
+    move: Move
 
 
 def effect(
@@ -136,9 +159,39 @@ def conclude(spec: CanarySpec, effects: dict[str, Effect], sample_ratio_p: float
     harms = [_worse(metric, effects[metric.name]) for metric in spec.metrics if _harmed(metric, effects[metric.name])]
     if sample_ratio_p <= spec.sample_ratio_alpha:
         harms.insert(0, f"the arms' sizes do not fit their shares (p {sample_ratio_p:.2g}): no metric can be believed")
-    lacks = [lack for metric in spec.metrics if (lack := _lack(spec, metric, effects[metric.name]))]
-    verdict = Verdict.FAIL if harms else Verdict.UNDECIDED if lacks else Verdict.PASS
-    return CanaryLook(verdict=verdict, reasons=harms or lacks, effects=effects, sample_ratio_p=sample_ratio_p)
+    few = [lack for metric in spec.metrics if (lack := _few(spec, metric, effects[metric.name]))]
+    unshown = [lack for metric in spec.metrics if (lack := _unshown(spec, metric, effects[metric.name]))]
+    verdict = Verdict.FAIL if harms else Verdict.UNDECIDED if few or unshown else Verdict.PASS
+    return CanaryLook(
+        verdict=verdict,
+        enough_users=not few,
+        reasons=harms or [*few, *unshown],
+        effects=effects,
+        sample_ratio_p=sample_ratio_p,
+    )
+
+
+def step_follow(spec: CanarySpec, look: CanaryLook, *, position: int, before: str, held: bool) -> StepLook:
+    """The one rule of a canary's steps: simulations and the control plane follow it, look for look.
+
+    Harm at any look ends the canary. A step that has been `held` for its time and has enough users goes on to the next
+    unless harm was shown; only the last step has to pass. Small shares are there to meet harm early and with few users,
+    and are too small to show that there is none (`rl_core.shipping.power`): a pass at each would starve all but the
+    largest lanes and make no promotion safer, for the last step judges the users of all of them.
+
+    `before` is the step's verdict so far, empty at its first look. A pass is a pass at the moment that it was shown,
+    as intervals hold at all looks together: only harm takes it back.
+    """
+    passed = before == Verdict.PASS and look.verdict is not Verdict.FAIL
+    verdict = Verdict.PASS if passed else look.verdict
+    last = position == len(spec.steps) - 1
+    if verdict is Verdict.FAIL:
+        move = Move.BACK
+    elif not held or not (verdict is Verdict.PASS if last else look.enough_users):
+        move = Move.STAY
+    else:
+        move = Move.DONE if last else Move.NEXT
+    return StepLook(verdict=verdict, move=move)
 
 
 def _better(metric: MetricSpec, seen: Effect) -> tuple[float, float] | None:
@@ -153,14 +206,19 @@ def _harmed(metric: MetricSpec, seen: Effect) -> bool:
     return bounds is not None and bounds[1] < -metric.margin
 
 
-def _lack(spec: CanarySpec, metric: MetricSpec, seen: Effect) -> str:
-    """What keeps the metric from passing, or nothing."""
+def _few(spec: CanarySpec, metric: MetricSpec, seen: Effect) -> str:
+    """Which users the metric lacks, or nothing: a goal needs them in the step, a guardrail in all steps together."""
     goal = metric.role is MetricRole.GOAL
     users = seen.fewest_latest if goal else min(seen.n_promoted, seen.n_canary)
-    if users < spec.minimum_users:
-        where = "in this step" if goal else "so far"
-        return f"{metric.name}: {users} of {spec.minimum_users} users in the smaller arm {where}"
-    if not goal:
+    where = "in this step" if goal else "so far"
+    if users >= spec.minimum_users:
+        return ""
+    return f"{metric.name}: {users} of {spec.minimum_users} users in the smaller arm {where}"
+
+
+def _unshown(spec: CanarySpec, metric: MetricSpec, seen: Effect) -> str:
+    """What a goal that has its users does not show yet, or nothing."""
+    if metric.role is not MetricRole.GOAL or _few(spec, metric, seen):
         return ""
     bounds = _better(metric, seen)
     least = 0.0 if spec.require_gain else -metric.margin

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_core.shipping.canary import CanaryLook, Verdict, conclude, effect_of
+from rl_core.shipping.canary import CanaryLook, Move, Verdict, conclude, effect_of, step_follow
 from rl_core.shipping.estimates import LEAST_USERS, Contrast, Estimate
 from rl_core.shipping.sample_ratio import sample_ratio_over
 from rl_core.shipping.sequential import scale_for
@@ -44,10 +44,11 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How a simulated canary ended: with which verdict, at which step, on what."""
+    """How a simulated canary ended: with which verdict of which step. `done`: the candidate was promoted."""
 
-    look: CanaryLook
+    verdict: Verdict
     step: int
+    done: bool = False
 
 
 CANARY = CanarySpec(
@@ -87,17 +88,23 @@ CANARY = CanarySpec(
 
 
 def release(traffic: Traffic, spec: CanarySpec, seed: int) -> Ended:
-    """Take one candidate through the steps: on at a pass, out at a fail, and held to the step's end when undecided."""
+    """Take one candidate through the steps, each held for as long as its users come (`canary.step_follow`).
+
+    A release that a step's users do not move on ends there, undecided.
+    """
     rng = np.random.default_rng(seed)
     crowd = _Crowd(traffic, spec, rng)
-    look = CanaryLook(verdict=Verdict.UNDECIDED, reasons=[], effects={}, sample_ratio_p=1.0)
-    for step in range(len(spec.steps)):
-        for look in crowd.looks(step):
-            if look.verdict is Verdict.FAIL:
-                return Ended(look=look, step=step)
-        if look.verdict is not Verdict.PASS:
-            return Ended(look=look, step=step)
-    return Ended(look=look, step=len(spec.steps))
+    step, verdict = 0, Verdict.UNDECIDED
+    while True:
+        followed, before = Move.STAY, ""
+        for number, look in enumerate(crowd.looks(step), start=1):
+            seen = step_follow(spec, look, position=step, before=before, held=number == traffic.looks)
+            followed, before, verdict = seen.move, seen.verdict, seen.verdict
+            if followed is Move.BACK:
+                break
+        if followed is not Move.NEXT:
+            return Ended(verdict=verdict, step=step, done=followed is Move.DONE)
+        step += 1
 
 
 def releases(traffic: Traffic, spec: CanarySpec, *, runs: int, seed: int) -> Counter[str]:
@@ -105,8 +112,7 @@ def releases(traffic: Traffic, spec: CanarySpec, *, runs: int, seed: int) -> Cou
     ends: Counter[str] = Counter()
     for run in range(runs):
         ended = release(traffic, spec, seed * 1_000_003 + run)
-        passed = ended.step == len(spec.steps)
-        ends["promoted" if passed else f"{ended.look.verdict.value} at {spec.steps[ended.step]:.0%}"] += 1
+        ends["promoted" if ended.done else f"{ended.verdict.value} at {spec.steps[ended.step]:.0%}"] += 1
     return ends
 
 

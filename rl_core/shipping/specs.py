@@ -45,7 +45,7 @@ class MetricSource(StrEnum):
 class MetricRole(StrEnum):
     """What a metric is for."""
 
-    GOAL = "goal"  # must be shown to be no worse (or better) before a step passes
+    GOAL = "goal"  # must be shown to be no worse (or better) before the last step passes
     GUARDRAIL = "guardrail"  # stops the canary when it is shown to be worse
 
 
@@ -202,8 +202,8 @@ class CanarySpec(_Spec, frozen=True, kw_only=True):
 
     `alpha` bounds the chance that a candidate without harm is stopped by any metric, at any look, at any step of one
     release; `sample_ratio_alpha` the same for the sizes of the arms, beside it. A step is held for `hold_s` at least,
-    and needs `minimum_users` in each arm whose outcomes have matured. With `require_gain` a goal must be shown to be
-    better, not only no worse.
+    and needs `minimum_users` with outcomes in each arm; the last one has to pass (`step_follow` in `canary`).
+    With `require_gain` a goal must be shown to be better, not only no worse.
     """
 
     steps: tuple[float, ...] = (0.01, 0.05, 0.25, 0.50)

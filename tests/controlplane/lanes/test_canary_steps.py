@@ -9,7 +9,7 @@ import pytest
 
 from controlplane.conductor.shipping import advance_lanes
 from controlplane.errors import Conflict
-from controlplane.models import Alert, CanaryStep, Event, Feedback, Generation, Lane, Release, ServedVersion
+from controlplane.models import Alert, CanaryStep, Event, Feedback, Lane, Release, ServedVersion
 from controlplane.selectors.canary_outcomes import CanaryRows
 from controlplane.selectors.lane_routes import lane_route
 from controlplane.services.canaries import Look, canary_conclude, canary_look, finite, release_step_on
@@ -19,9 +19,18 @@ from controlplane.services.promotions import release_promote
 from controlplane.services.releases import release_end, release_pause, release_resume
 from controlplane.states import Arm, CanaryVerdict, EventType, FeedbackState, GenerationOutcome, ReleaseState
 from rl_core.shipping.canary import CanaryLook, Verdict
-from tests.controlplane.lanes.test_canary_outcomes import say
 from tests.lane_rows import ACTOR
-from tests.shipping_rig import Users, assert_sound, canary_spec, look, propose, shipping_world, step_of, to_canary
+from tests.shipping_crowd import Asked, crowd
+from tests.shipping_rig import (
+    assert_sound,
+    canary_spec,
+    evaluate,
+    look,
+    propose,
+    shipping_world,
+    step_of,
+    to_canary,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -30,20 +39,24 @@ def fresh(release: Release) -> Release:
     return Release.objects.get(pk=release.pk)
 
 
+def arms_of(world, count: int) -> dict[str, Arm]:
+    """The arm of each of so many users, as the gateway assigns them now."""
+    route = lane_route(project_id=world.project.pk, slug=world.lane.slug)
+    return {user: route.assign(user)[1].arm for user in (f"user-{number}" for number in range(count))}
+
+
 def fill(world, count: int, *, canary_fails: float = 0.0, canary_likes: float = 0.6, likes: float = 0.6) -> None:
     """So many users ask twice and say what they think; a fixed share of each arm's likes it."""
-    users = Users(world)
-    seen = {Arm.PROMOTED.value: 0, Arm.CANARY.value: 0}
-    for number in range(count):
-        for turn in range(2):
-            generation = users.ask(f"user-{number}")
-            arm = generation.arm
-            if arm == Arm.CANARY and (seen[arm] * 0.618) % 1 < canary_fails:
-                users.ask(f"user-{number}", outcome=GenerationOutcome.FAILED)
-            share = canary_likes if arm == Arm.CANARY else likes
-            generation = Generation.objects.get(id=generation.id)
-            say(world, generation, (seen[arm] * 0.618 + turn * 0.5) % 1 < share, sender=f"{number}-{turn}")
+    arms = arms_of(world, count)
+    seen = {Arm.PROMOTED: 0, Arm.CANARY: 0}
+    asked = []
+    for user, arm in arms.items():
+        place, share = seen[arm] * 0.618, canary_likes if arm == Arm.CANARY else likes
+        asked += [Asked(user=user, likes=(place + turn * 0.5) % 1 < share) for turn in range(2)]
+        if arm == Arm.CANARY and place % 1 < canary_fails:
+            asked += [Asked(user=user, outcome=GenerationOutcome.FAILED)] * 2
         seen[arm] += 1
+    crowd(world, asked)
 
 
 def test_the_first_step_has_a_salt_a_share_and_an_arm_that_serves():
@@ -92,11 +105,10 @@ def test_a_step_is_held_and_needs_users_whose_outcomes_have_matured():
 def test_users_only_ever_move_to_the_canary():
     world = shipping_world()
     release = to_canary(world)
-    users = Users(world)
-    before = {number: users.ask(f"u{number}").arm for number in range(80)}
+    before = arms_of(world, 80)
     release_step_on(release=release, actor=ACTOR, reason="on")
-    after = {number: users.ask(f"u{number}").arm for number in range(80)}
-    assert all(after[number] == "canary" for number, arm in before.items() if arm == "canary")
+    after = arms_of(world, 80)
+    assert all(after[user] == "canary" for user, arm in before.items() if arm == "canary")
     assert sum(arm == "canary" for arm in after.values()) > sum(arm == "canary" for arm in before.values())
 
 
@@ -174,12 +186,9 @@ def test_a_guardrail_ends_it_though_the_goal_is_better():
 def test_arms_of_the_wrong_size_end_it_and_hold_the_lane():
     world = shipping_world(canary=canary_spec(steps=[0.5]))
     release = to_canary(world)
-    users = Users(world)
-    for number in range(400):  # the canary's requests are lost before they are recorded
-        user = f"user-{number}"
-        side, _ = lane_route(project_id=world.project.pk, slug=world.lane.slug).assign(user)
-        if side.arm == Arm.PROMOTED or number % 3 == 0:
-            users.ask(user)
+    arms = arms_of(world, 400)
+    kept = [user for place, (user, arm) in enumerate(arms.items()) if arm == Arm.PROMOTED or place % 3 == 0]
+    crowd(world, [Asked(user=user) for user in kept])  # the canary's others are lost before they are recorded
     look()
     assert fresh(release).state == ReleaseState.ROLLED_BACK
     alert = Alert.objects.get(lane=world.lane)
@@ -207,7 +216,7 @@ def test_a_pause_keeps_the_arms_and_harm_still_ends_it():
 
 
 def concluded(release: Release, verdict: Verdict) -> Release:
-    found = CanaryLook(verdict=verdict, reasons=["so"], effects={}, sample_ratio_p=1.0)
+    found = CanaryLook(verdict=verdict, reasons=["so"], effects={}, enough_users=True, sample_ratio_p=1.0)
     rows = CanaryRows({}, [], {Arm.PROMOTED: 0, Arm.CANARY: 0})
     return canary_conclude(release=fresh(release), look=Look(step_of(release), rows, found))
 
@@ -235,8 +244,6 @@ def test_a_look_at_a_release_that_moved_meanwhile_is_dropped():
 
 def test_a_canary_does_not_begin_while_a_replica_lacks_the_candidate():
     world = shipping_world()
-    from tests.shipping_rig import evaluate
-
     release = propose(world)
     advance_lanes()
     evaluate(release)
@@ -254,11 +261,10 @@ def test_which_version_answered_a_user_at_a_time_canary_included():
     before = database_now()
     incumbent = world.lane.promoted_version
     release = to_canary(world)
-    users = Users(world)
-    arms = {f"u{number}": users.ask(f"u{number}").arm for number in range(40)}
+    arms = arms_of(world, 40)
     in_first = database_now()
     release_step_on(release=release, actor=ACTOR, reason="on")
-    later = {user: users.ask(user).arm for user in arms}
+    later = arms_of(world, 40)
     in_second = database_now()
     release_end(release=fresh(release), actor=ACTOR, reason="enough")
     after = database_now()

@@ -62,7 +62,7 @@ def ready_canary(**world: Any) -> Release:
 
 
 def failing_look(release: Release) -> Look:
-    found = CanaryLook(verdict=Verdict.FAIL, reasons=["worse"], effects={}, sample_ratio_p=1.0)
+    found = CanaryLook(verdict=Verdict.FAIL, reasons=["worse"], effects={}, enough_users=True, sample_ratio_p=1.0)
     return Look(step_of(release), CanaryRows({}, [], {Arm.PROMOTED: 9, Arm.CANARY: 9}), found)
 
 

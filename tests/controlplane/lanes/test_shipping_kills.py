@@ -155,7 +155,7 @@ def canary(world: Any) -> Release:
 
 
 def look(release: Release, verdict: Verdict) -> Look:
-    found = CanaryLook(verdict=verdict, reasons=["so it is"], effects={}, sample_ratio_p=1.0)
+    found = CanaryLook(verdict=verdict, reasons=["so it is"], effects={}, enough_users=True, sample_ratio_p=1.0)
     return Look(step_of(release), CanaryRows({}, [], {Arm.PROMOTED: 9, Arm.CANARY: 9}), found)
 
 

@@ -1,7 +1,8 @@
-"""Harmed, equal and improved candidates through the real machine: each look says what the library says of its users.
+"""Harmed, equal and improved candidates through the real machine: each look, and what follows, is the library's.
 
 Users are simulated; routing, recording, the webhook receiver, the rows, the conductor's look and what follows are real.
-The reference never reads a row: it knows from its own dice who asked, who failed and who was content.
+The reference never reads a row: it knows from its own dice who asked, who failed and who was content, and takes its
+steps by itself.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from controlplane.services.promotions import release_promote
 from controlplane.services.slots import slot_run_now
 from controlplane.services.sources import source_create
 from controlplane.states import CanaryVerdict, GenerationOutcome, ReleaseState, SlotState
-from rl_core.shipping.canary import UserOutcome, Verdict, judge
+from rl_core.shipping.canary import Move, UserOutcome, judge, step_follow
 from rl_core.shipping.specs import cadence_parse
 from tests.lane_rows import ACTOR
 from tests.shipping_rig import (
@@ -96,6 +97,8 @@ class Reference:
     spec: Any
     release: Release
     lane: Lane
+    step: int = 0
+    verdict: str = ""
     totals: dict[str, dict[tuple[int, str, str], list[float]]] = field(
         default_factory=lambda: {name: defaultdict(lambda: [0.0, 0]) for name in ("reward", "failures", "responses")}
     )
@@ -118,9 +121,17 @@ class Reference:
             for name, cells in self.totals.items()
         }
         met = Counter((step, arm) for step, arm, _ in self.totals["failures"])
-        steps = step_of(self.release).position + 1
-        exposures = [(n, self.spec.steps[n], met[n, "promoted"], met[n, "canary"]) for n in range(steps)]
+        steps = range(self.step + 1)
+        exposures = [(n, self.spec.steps[n], met[n, "promoted"], met[n, "canary"]) for n in steps]
         return judge(self.spec, metrics, exposures)
+
+    def follow(self, look: Any) -> Move:
+        """What the library's rule makes of the look; its next step is taken here."""
+        follows = step_follow(self.spec, look, position=self.step, before=self.verdict, held=True)
+        self.verdict = follows.verdict
+        if follows.move is Move.NEXT:
+            self.step, self.verdict = self.step + 1, ""
+        return follows.move
 
 
 def trial(seed: int, effect: float, *, looks: int, users: int) -> ReleaseState:
@@ -139,7 +150,8 @@ def trial(seed: int, effect: float, *, looks: int, users: int) -> ReleaseState:
     reference = Reference(cadence_parse(lane.cadence).canary, release, lane)
     product, hook = Users(world), Hook(world.project)
     for number in range(looks):
-        step = step_of(release).position
+        step = reference.step
+        assert step_of(release).position == step, (seed, effect, number)
         for person in range(users):
             ask(rng, product, hook, reference, f"user-{number}-{person}", step, effect)
         expected = reference.judge()
@@ -152,12 +164,13 @@ def trial(seed: int, effect: float, *, looks: int, users: int) -> ReleaseState:
             assert judged.analysis["effects"][name]["difference"] == pytest.approx(found.difference), name
             assert judged.analysis["effects"][name]["low"] == pytest.approx(found.low), name
         assert judged.analysis["sample_ratio_p"] == pytest.approx(expected.sample_ratio_p)
-        if expected.verdict is Verdict.FAIL:
-            assert release.state == ReleaseState.ROLLED_BACK
+        move = reference.follow(expected)
+        if move is Move.BACK:
+            assert (judged.verdict, release.state) == (CanaryVerdict.FAIL, ReleaseState.ROLLED_BACK)
             break
         assert release.state == ReleaseState.CANARY
-        if step == 1 and expected.verdict is Verdict.PASS:
-            assert judged.verdict == CanaryVerdict.PASS
+        assert judged.verdict == (reference.verdict or expected.verdict)
+        if move is Move.DONE:
             release_promote(release=release, actor=ACTOR, reason="passed")
             break
     return ended(world, release)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from outcomes import arms, canary, guardrail, metric
 
-from rl_core.shipping.canary import Verdict, effect, judge
+from rl_core.shipping.canary import CanaryLook, Move, Verdict, effect, judge, step_follow
 from rl_core.shipping.specs import CanarySpec, Direction, MetricRole, MetricSource
 
 EVEN = [(0, 0.5, 5000, 5000)]
@@ -152,3 +152,42 @@ def test_roles_and_verdicts_are_the_words_of_the_control_plane():
     assert {verdict.value for verdict in Verdict} == set(CanaryVerdict.values)
     assert {PROMOTED, CANARY} == set(Arm.values)
     assert set(MetricRole) == {"goal", "guardrail"}
+
+
+TWO_STEPS = canary(steps=(0.1, 0.5))
+
+
+def look_of(verdict: Verdict, *, enough: bool = True) -> CanaryLook:
+    return CanaryLook(verdict=verdict, enough_users=enough, reasons=[], effects={}, sample_ratio_p=1.0)
+
+
+@pytest.mark.parametrize(
+    ("position", "seen", "before", "enough", "held", "verdict", "move"),
+    [
+        # Harm ends it at any step, held or not, also after a pass.
+        (0, Verdict.FAIL, "", True, False, Verdict.FAIL, Move.BACK),
+        (1, Verdict.FAIL, "pass", True, True, Verdict.FAIL, Move.BACK),
+        # A step before the last goes on without a pass, but not before its time, and not without its users.
+        (0, Verdict.UNDECIDED, "", True, True, Verdict.UNDECIDED, Move.NEXT),
+        (0, Verdict.UNDECIDED, "", True, False, Verdict.UNDECIDED, Move.STAY),
+        (0, Verdict.UNDECIDED, "undecided", False, True, Verdict.UNDECIDED, Move.STAY),
+        (0, Verdict.PASS, "", True, False, Verdict.PASS, Move.STAY),
+        # The last step has to pass; a pass that was shown stays one.
+        (1, Verdict.UNDECIDED, "", True, True, Verdict.UNDECIDED, Move.STAY),
+        (1, Verdict.PASS, "", True, False, Verdict.PASS, Move.STAY),
+        (1, Verdict.PASS, "", True, True, Verdict.PASS, Move.DONE),
+        (1, Verdict.UNDECIDED, "pass", True, True, Verdict.PASS, Move.DONE),
+    ],
+)
+def test_what_follows_from_a_look(position, seen, before, enough, held, verdict, move):
+    follows = step_follow(TWO_STEPS, look_of(seen, enough=enough), position=position, before=before, held=held)
+    assert (follows.verdict, follows.move) == (verdict, move)
+
+
+def test_enough_users_is_about_users_alone():
+    wide = judge(canary(), {"thumbs": arms(users=100, promoted=0.5, canary=0.5)}, [(0, 0.5, 100, 100)])
+    assert (wide.verdict, wide.enough_users) == (Verdict.UNDECIDED, True)
+    few = judge(canary(), {"thumbs": arms(users=29, promoted=0.5, canary=0.5)}, [(0, 0.5, 29, 29)])
+    assert (few.verdict, few.enough_users) == (Verdict.UNDECIDED, False)
+    unmeasured = judge(canary(metric(), guardrail()), {"thumbs": arms(users=5000, promoted=0.5, canary=0.5)}, EVEN)
+    assert not unmeasured.enough_users
