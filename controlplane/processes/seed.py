@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +10,11 @@ import msgspec
 from django.conf import settings
 
 from controlplane.models import Cluster, ModelCard, Project, Replica, User
-from controlplane.processes.errors import ServiceFailed
+from controlplane.processes.library import checked_folder, library, model_publish
 from controlplane.processes.output import Say
 from controlplane.processes.records import write_atomically
 from controlplane.processes.seed_lane import seed_lane
-from controlplane.services.catalog import model_register, rubric_publish, task_set_create
+from controlplane.services.catalog import rubric_publish, task_set_create
 from controlplane.services.events import SYSTEM
 from controlplane.services.fleet import cluster_create, replica_register
 from controlplane.services.tenancy import membership_set, project_create, user_create
@@ -30,7 +28,6 @@ ROLLOUT_CLUSTERS = {"rollout-west": "us-west", "rollout-east": "eu-central"}
 SERVING_CLUSTER = "serving"
 SESSIONS_PER_CLUSTER = 32
 DENSE, MOE = "smollm2-135m-instruct", "smollm2-moe"
-_TIMEOUT_S = 1800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +41,6 @@ class Seeded:
     logins: dict[str, str]
 
 
-class _Weights(msgspec.Struct, frozen=True):
-    root: str
-    manifest_key: str
-    full_bytes: int
-    parameters: int
-    architecture: str
-
-
 def seed_demo(*, say: Say, model_folder: Path | None = None, moe: bool = False) -> Seeded:
     """Make sure that everything is there, and say where it stands.
 
@@ -63,7 +52,7 @@ def seed_demo(*, say: Say, model_folder: Path | None = None, moe: bool = False) 
         project = project_create(slug=PROJECT, name="Demonstration", actor=SYSTEM)
     logins = _people(project)
     say(f"publishing the weights of {slug} to the object store, whole, once")
-    model = _register(project, slug, folder)
+    model = model_publish(project=project, slug=slug, folder=folder, actor=SYSTEM)
     for environment in ENVIRONMENTS.values():
         task_set_create(
             project=project,
@@ -89,43 +78,18 @@ def seed_demo(*, say: Say, model_folder: Path | None = None, moe: bool = False) 
 
 def _model_folder(chosen: Path | None, *, moe: bool, say: Say) -> tuple[Path, str]:
     if chosen is not None:
-        if not (chosen / "config.json").is_file():
-            raise ServiceFailed(f"{chosen} is no model folder: it has no config.json; give a Hugging Face folder")
-        return chosen.resolve(), _slug(chosen.name)
+        return checked_folder(chosen), _slug(chosen.name)
     dense = settings.STATE_DIR / "models" / DENSE
     if not (dense / "model.safetensors").is_file():
         say("converting SmolLM2-135M-Instruct from its package, once (about a minute)")
-        _library("rl_core.models", "convert", "--out", str(dense))
+        library("rl_core.models", "convert", "--out", str(dense))
     if not moe:
         return dense, DENSE
     folder = settings.STATE_DIR / "models" / MOE
     if not (folder / "model.safetensors").is_file():
         say("upcycling it into a mixture of four experts, once")
-        _library("rl_core.models", "upcycle", "--src", str(dense), "--out", str(folder))
+        library("rl_core.models", "upcycle", "--src", str(dense), "--out", str(folder))
     return folder, MOE
-
-
-def _register(project: Project, slug: str, folder: Path) -> ModelCard:
-    line = _library("rl_core.delta", "snapshot", "--model", str(folder), "--store", settings.STORE_URL)
-    weights = msgspec.json.decode(line, type=_Weights)
-    return model_register(
-        project=project, slug=slug, folder=str(folder), actor=SYSTEM, **msgspec.structs.asdict(weights)
-    )
-
-
-def _library(module: str, *words: str) -> str:
-    """Run a command of the library, which may load torch, apart from this process; its last line of output."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_TIMEOUT_S,
-        cwd=settings.BASE_DIR,
-    )
-    if done.returncode != 0:
-        raise ServiceFailed(f"python -m {module} {words[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout.strip().splitlines()[-1]
 
 
 def _people(project: Project) -> dict[str, str]:

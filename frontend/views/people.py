@@ -119,7 +119,7 @@ _SCOPE_HELP: dict[Scope, str] = {
     Scope.RUNS: "create and control runs",
     Scope.RELEASES: "propose, abort and roll back releases",
     Scope.RUBRICS: "publish rubric versions",
-    Scope.FLEET: "register clusters and replicas",
+    Scope.FLEET: "add clusters, pin versions to replicas",
     Scope.ADMIN: "manage people and keys",
     Scope.FEEDBACK: "send feedback",
     Scope.GATEWAY: "call a lane's model",
