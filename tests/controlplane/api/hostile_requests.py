@@ -87,9 +87,16 @@ class HostileRequest(NamedTuple):
 def hostile_requests(
     *, seed: int, count: int, key: str, source: str, secret: str, generation_id: Any
 ) -> Iterator[HostileRequest]:
-    """So many, most of them with good credentials: what is refused before it is looked at proves little."""
+    """So many, most of them with good credentials: what is refused before it is looked at proves little.
+
+    One in fifty is the one before it, sent again.
+    """
     drawn = random.Random(seed)
+    request: HostileRequest | None = None
     for _ in range(count):
+        if request is not None and drawn.random() < 0.02:
+            yield request
+            continue
         path = drawn.choice(PATHS)
         body = _body(drawn, path, generation_id)
         headers = {"Content-Type": "application/json" if drawn.random() < 0.9 else drawn.choice(MEDIA)}
@@ -100,7 +107,8 @@ def hostile_requests(
             headers["Authorization"] = f"Bearer {key}"
         else:
             headers["Authorization"] = drawn.choice(("", "Bearer", "Bearer \xff", "Basic eDp5", f"Bearer {key} {key}"))
-        yield HostileRequest(path, headers, body)
+        request = HostileRequest(path, headers, body)
+        yield request
 
 
 def _body(drawn: random.Random, path: str, generation_id: Any) -> bytes:
