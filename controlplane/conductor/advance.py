@@ -8,14 +8,15 @@ import structlog
 from django.db import transaction
 from django.db.models.functions import Now
 
-from controlplane.conductor.context import StageContext, rollout_clusters, spec_of
+from controlplane.conductor.context import StageContext
 from controlplane.conductor.placement import retarget_one
 from controlplane.conductor.stages import STAGES
 from controlplane.models import Evaluation, Run, WorkUnit
+from controlplane.selectors.run_clusters import rollout_clusters, run_holding_clusters_of, spec_of
 from controlplane.services.evaluations import evaluation_advance
 from controlplane.services.events import CONDUCTOR
 from controlplane.services.groups import groups_discard
-from controlplane.services.locks import run_try_lock
+from controlplane.services.locks import clusters_try_lock, run_try_lock
 from controlplane.services.runs import run_fail, run_move, run_note
 from controlplane.states import EvaluationState, GroupPurpose, GroupState, RunState, StageState, WorkKind, WorkState
 from rl_core.types import StageKind
@@ -85,13 +86,12 @@ def _advance(run: Run) -> None:
 
 def _start(run: Run) -> bool:
     """Start a run once the clusters it rolls out on are free."""
-    spec = spec_of(run)
-    mine = {cluster.pk for cluster in rollout_clusters(run, spec)}
-    busy = Run.objects.filter(project_id=run.project_id, state__in=[RunState.RUNNING, RunState.PAUSED])
-    for other in busy.order_by("created_at"):
-        if mine & {cluster.pk for cluster in rollout_clusters(other, spec_of(other))}:
-            run_note(run=run, reason=f"waits for run {other.name!r}, which uses the same clusters")
-            return False
+    if not clusters_try_lock(run.project_id):
+        return False
+    other = run_holding_clusters_of(run)
+    if other is not None:
+        run_note(run=run, reason=f"waits for run {other.name!r}, which uses the same clusters")
+        return False
     run_move(run=run, to=RunState.RUNNING, actor=CONDUCTOR, reason="", started_at=Now())
     return True
 

@@ -1,4 +1,7 @@
-"""Advisory locks that live as long as their transaction: who decides about a run, one at a time."""
+"""Advisory locks that live as long as their transaction: who decides about a run, or who takes clusters, one at a time.
+
+Whoever takes both takes the run's first.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,7 @@ from django.db import connection
 
 def run_try_lock(run_id: uuid.UUID) -> bool:
     """Take a run's lock until the transaction ends, or say at once that somebody else has it."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_key(run_id)])
-        row = cursor.fetchone()
-    return bool(row and row[0])
+    return _try(f"run/{run_id}")
 
 
 def run_lock(run_id: uuid.UUID) -> None:
@@ -21,9 +21,30 @@ def run_lock(run_id: uuid.UUID) -> None:
 
     Else each could hold a row that the other wants, with the run's log locked in the other order.
     """
+    _wait(f"run/{run_id}")
+
+
+def clusters_try_lock(project_id: uuid.UUID) -> bool:
+    """Take the lock under which runs of a project take clusters: of two that want the same, one sees the other."""
+    return _try(f"clusters/{project_id}")
+
+
+def clusters_lock(project_id: uuid.UUID) -> None:
+    """Wait for that lock."""
+    _wait(f"clusters/{project_id}")
+
+
+def _try(name: str) -> bool:
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_key(run_id)])
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_key(name)])
+        row = cursor.fetchone()
+    return bool(row and row[0])
 
 
-def _key(run_id: uuid.UUID) -> int:
-    return int.from_bytes(hashlib.sha256(f"run/{run_id}".encode()).digest()[:8], "big", signed=True)
+def _wait(name: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_key(name)])
+
+
+def _key(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)

@@ -24,9 +24,10 @@ from controlplane.models import (
     User,
     WorkUnit,
 )
+from controlplane.selectors.run_clusters import run_holding_clusters_of
 from controlplane.services.events import Actor, conductor_nudge, event_append, run_topic
 from controlplane.services.groups import groups_drop_all
-from controlplane.services.locks import run_lock
+from controlplane.services.locks import clusters_lock, run_lock
 from controlplane.services.transitions import sources_of, transition
 from controlplane.services.versions import lineage_create
 from controlplane.services.work import work_cancel, work_replay
@@ -97,10 +98,14 @@ def run_pause(*, run: Run, actor: Actor, reason: str) -> Run:
 
 
 def run_resume(*, run: Run, actor: Actor, reason: str) -> Run:
-    """Go on with a paused or failed run; a failed run's dead letters that stopped it are replayed. Raises: Conflict."""
+    """Go on with a paused or failed run; a failed run's dead letters that stopped it are replayed.
+
+    Raises: Conflict, also while another run has the clusters that a failed run gave up.
+    """
     with transaction.atomic():
         run_lock(run.pk)
         if run.state == RunState.FAILED:
+            _take_clusters(run)
             for unit in blocking_letters(run):
                 work_replay(unit=unit, actor=actor, reason=reason)
             for stage in run.stages.filter(state=StageState.FAILED):
@@ -189,6 +194,15 @@ def run_event(run: Run, event_type: EventType, actor: Actor, data: dict[str, Any
         reason=reason,
         data={"run": str(run.pk), **data},
     )
+
+
+def _take_clusters(run: Run) -> None:
+    clusters_lock(run.project_id)
+    other = run_holding_clusters_of(run)
+    if other is not None:
+        raise Conflict(
+            f"run {other.name!r} is {other.state} on the same clusters; resume when it has ended, or stop it"
+        )
 
 
 def blocking_letters(run: Run) -> list[WorkUnit]:

@@ -10,6 +10,7 @@ from django.db.models.functions import Now
 
 from controlplane.conductor import run_advance
 from controlplane.conductor.fleet import slots_reconcile
+from controlplane.errors import Conflict
 from controlplane.models import (
     BatchItem,
     Evaluation,
@@ -24,7 +25,7 @@ from controlplane.models import (
     WorkUnit,
 )
 from controlplane.services.locks import run_lock
-from controlplane.services.runs import run_fork, run_pause, run_resume, run_stop
+from controlplane.services.runs import run_fail, run_fork, run_pause, run_resume, run_stop
 from controlplane.services.work import work_fail, work_replay
 from controlplane.states import (
     EvaluationState,
@@ -393,6 +394,42 @@ def test_conductors_side_by_side_admit_each_place_once():
     assert [group.position for group in groups(run)] == [0, 1, 2, 3]
     assert run.evaluations.count() == 1
     assert Transfer.objects.count() == 2
+
+
+def test_a_failed_run_does_not_come_back_onto_clusters_that_another_has_now():
+    first = started()
+    run_fail(run=first, actor=TESTER, reason="for the test")
+    second = make_run(first.project)
+    run_advance(second.pk)
+    with pytest.raises(Conflict, match="on the same clusters"):
+        run_resume(run=first, actor=TESTER, reason="mended")
+    first.refresh_from_db()
+    second.refresh_from_db()
+    assert (first.state, second.state) == (RunState.FAILED, RunState.RUNNING)
+    run_stop(run=second, actor=TESTER, reason="enough")
+    assert run_resume(run=first, actor=TESTER, reason="mended").state == RunState.RUNNING
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_conductors_one_starts_a_run_on_the_same_clusters():
+    first = make_run()
+    second = make_run(first.project)
+
+    def look() -> None:
+        try:
+            run_advance(second.pk)
+        finally:
+            connection.close()
+
+    with transaction.atomic():
+        run_advance(first.pk)  # started, and nobody sees it yet
+        other = threading.Thread(target=look)
+        other.start()
+        other.join(30)
+    assert not other.is_alive()
+    run_advance(second.pk)
+    states = dict(Run.objects.values_list("pk", "state"))
+    assert (states[first.pk], states[second.pk]) == (RunState.RUNNING, RunState.PENDING)
 
 
 def test_a_run_whose_head_was_found_bad_says_so_and_stands_still():
