@@ -26,6 +26,11 @@ class Principal:
         return Actor(ActorKind.USER, self.user.username)
 
     @property
+    def person(self) -> User | None:
+        """Who answers for what the caller does: the user, or who made the key. None when the system made it."""
+        return self.key.created_by if self.key is not None else self.user
+
+    @property
     def identity(self) -> str:
         """Stable text that tells callers apart, for idempotency keys and limits."""
         return f"key:{self.key.pk}" if self.key is not None else f"user:{self.user.pk if self.user else ''}"

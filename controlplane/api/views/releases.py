@@ -44,7 +44,7 @@ class ReleaseList(Post, ListView):
             lane=lane,
             version=run.lineage.head,
             run=run,
-            proposer=self.principal.user,
+            proposer=self.principal.person,
             actor=self.actor,
             reason=data["reason"],
             supersede=data["supersede"],

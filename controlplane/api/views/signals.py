@@ -158,7 +158,7 @@ class SourceKeys(_OfSource):
     def perform(self, data: dict[str, Any]) -> ApiKey:
         """Make it."""
         key, token = source_key_create(
-            source=self.source(), name=data["name"], actor=self.actor, created_by=self.principal.user
+            source=self.source(), name=data["name"], actor=self.actor, created_by=self.principal.person
         )
         key.key = token  # type: ignore[attr-defined]
         return key

@@ -175,7 +175,7 @@ class KeyList(Post, ListView):
             name=data["name"],
             scopes=[Scope(scope) for scope in data["scopes"]],
             expires_at=data["expires_at"],
-            created_by=self.principal.user,
+            created_by=self.principal.person,
             actor=self.actor,
         )
         key.key = text  # type: ignore[attr-defined]

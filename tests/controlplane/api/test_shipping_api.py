@@ -103,6 +103,19 @@ def test_two_people_ship_over_the_api(api):
     assert api.get(path).json()["outcome"] == "complaints"
 
 
+def test_who_made_a_key_does_not_approve_what_it_proposes(api):
+    owner = api.client("ann", MemberRole.OWNER)
+    admin = owner.post(f"{api.base}/keys", {"name": "admin", "scopes": ["admin"]}, format="json").json()["key"]
+    made = client_of(admin).post(f"{api.base}/keys", {"name": "ci", "scopes": ["releases"]}, format="json").json()
+    assert made["created_by"] == api.people["ann"].username
+    body = {"lane": "assistant", "run": str(make_run(api.world).pk), "reason": "better"}
+    proposed = client_of(made["key"]).post(f"{api.base}/releases", body, format="json")
+    assert proposed.status_code == 201
+    path = f"releases/{proposed.json()['id']}"
+    assert api.post(f"{path}/approve", by="ann").status_code == 403
+    assert api.post(f"{path}/approve", by="bob", role=MemberRole.REVIEWER).status_code == 200
+
+
 def test_an_analysis_is_shown_as_it_was_kept(api):
     from controlplane.conductor.shipping import look_at_canaries
 
