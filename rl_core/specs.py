@@ -150,6 +150,7 @@ class StratumKey(StrEnum):
     PROMPT = "prompt"  # the same prompt, token by token
     SESSION = "session"
     USER = "user"
+    SEGMENT = "segment"  # what the product says of its user with the request
     TAG = "tag"  # the value of one tag of their feedback
 
 

@@ -21,6 +21,7 @@ class Asked:
     user: str
     likes: bool | None = None
     outcome: GenerationOutcome = GenerationOutcome.ANSWERED
+    segment: str = ""
 
 
 def crowd(world: LaneWorld, asked: Iterable[Asked]) -> None:
@@ -42,6 +43,7 @@ def crowd(world: LaneWorld, asked: Iterable[Asked]) -> None:
             outcome=one.outcome,
             version=side.version,
             user_hash=user_hash(lane=route.lane, user_key=one.user),
+            segment=one.segment,
             prompt_tokens=2,
             sampled_tokens=3 if answered else 0,
             finish_reason=FinishReason.STOP,

@@ -37,6 +37,7 @@ class Caller:
 
     user_key: str
     session: str
+    segment: str
     consent: Consent
 
 
@@ -271,6 +272,7 @@ def _record_all(route: LaneRoute, assignment: Assignment, caller: Caller, answer
             answer=answer,
             user_key=caller.user_key,
             session=caller.session,
+            segment=caller.segment,
             consent=caller.consent,
             store=store,
             assignment=assignment,

@@ -1,6 +1,8 @@
-"""Who calls, by the headers: the key, the user, the session, and what the user allows."""
+"""Who calls, by the headers: the key, the user, the session, the user's segment, and what the user allows."""
 
 from __future__ import annotations
+
+import re
 
 from starlette.requests import Request
 
@@ -11,6 +13,8 @@ from controlplane.gateway.state import Gateway
 from controlplane.models import ApiKey
 from controlplane.permissions import Action, allowed
 from controlplane.states import Consent
+
+SEGMENT = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
 async def key_of(request: Request, gateway: Gateway) -> ApiKey:
@@ -29,6 +33,7 @@ def caller_of(request: Request, *, user: str) -> Caller:
     return Caller(
         user_key=_header(request, "X-Slipway-User") or user,
         session=_header(request, "X-Slipway-Session"),
+        segment=_segment(request),
         consent=_consent(request),
     )
 
@@ -43,6 +48,15 @@ def _header(request: Request, name: str) -> str:
         raise OpenAiError(400, f"{name} has over {KEY_CHARACTERS} characters", code="invalid_value", param=name)
     if not value.isprintable():
         raise OpenAiError(400, f"{name} has control characters", code="invalid_value", param=name)
+    return value
+
+
+def _segment(request: Request) -> str:
+    """A name, not a text: it is kept without consent, and there should be a handful of them."""
+    value, name = _header(request, "X-Slipway-Segment"), "X-Slipway-Segment"
+    if not SEGMENT.fullmatch(value):
+        known = "at most 64 letters, digits, dots, dashes and underscores"
+        raise OpenAiError(400, f"{name} takes {known}", code="invalid_value", param=name)
     return value
 
 

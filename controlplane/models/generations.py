@@ -28,6 +28,7 @@ class Generation(models.Model):
     version = models.ForeignKey(PolicyVersion, on_delete=models.PROTECT, related_name="+")
     user_hash = models.CharField(max_length=64, blank=True)
     session = models.CharField(max_length=200, blank=True)
+    segment = models.CharField(max_length=64, blank=True, help_text="what the product says of its user beforehand")
     consent = models.CharField(max_length=8, choices=Consent.choices, default=Consent.NONE)
     content_key = models.CharField(max_length=300, blank=True, help_text="trajectory blob; empty without consent")
     sampling = models.JSONField(default=dict)

@@ -2,10 +2,14 @@
 
 A generation counts for a metric of feedback once the horizon of its signal has closed: an answer whose user may still
 speak says nothing of how many do, or of what they think. Latency and behaviour are known at once.
+
+Who answers is not random: what users say is weighed by how many of their segment said anything, unless the signal map
+says otherwise (`weigh_responses`), or gives silence a value.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,11 +20,12 @@ from controlplane.errors import NotFound
 from controlplane.models import CanaryStep, Release
 from controlplane.selectors.credit import credit_query
 from controlplane.selectors.reward_sql import rewards_query, values_query
-from controlplane.services.signals import SignalMapContent
+from controlplane.services.signals import SignalMapContent, Silence
 from controlplane.services.windows import signal_map_current
 from controlplane.states import Arm
 from rl_core.shipping.canary import Exposure, UserOutcome
 from rl_core.shipping.specs import CadenceSpec, MetricSource, MetricSpec
+from rl_core.shipping.weighting import responses_weighed
 
 # Of one generation `g`: its value for the metric, and whether it counts.
 _AT_ONCE: dict[MetricSource, tuple[str, str]] = {
@@ -61,10 +66,12 @@ LEFT JOIN controlplane_generation g
 WHERE s.release_id = %(release)s
 GROUP BY s.position, s.share ORDER BY s.position
 """
-_MATURED = """
-SELECT g.arm, count(DISTINCT g.user_hash) FROM controlplane_generation g
-WHERE COMPLETE AND g.canary_step = %(step)s GROUP BY g.arm
+# Everybody whose outcomes are complete, with their segment as it was before any answer.
+_SEGMENTS = """
+SELECT g.canary_step, g.arm, g.user_hash, (array_agg(g.segment ORDER BY g.created_at, g.id))[1]
+FROM controlplane_generation g WHERE COMPLETE GROUP BY g.canary_step, g.arm, g.user_hash
 """
+_SPOKEN = {MetricSource.SIGNAL_REWARD, MetricSource.SIGNAL}  # what only those say who say anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +87,22 @@ def canary_rows(*, release: Release, spec: CadenceSpec, step: CanaryStep, now: d
     """Read everything as it stands at `now`, the database's."""
     content = _signal_map(release)
     horizon_s = max(spec.horizon_s, content.longest_horizon_s if content else 0.0)
-    base = {"release": release.pk, "matured": now - timedelta(seconds=horizon_s), "step": step.position}
+    base = {"release": release.pk, "matured": now - timedelta(seconds=horizon_s)}
+    segments = {(int(row[0]), row[1], row[2]): str(row[3]) for row in _rows(_SEGMENTS, base)}
     metrics = {metric.name: _outcomes(metric, content, base) for metric in spec.canary.metrics}
+    for metric in spec.canary.metrics:
+        if _weighed(metric, content):
+            metrics[metric.name] = responses_weighed(metrics[metric.name], segments)
     exposures = [(int(row[0]), float(row[1]), int(row[2]), int(row[3])) for row in _rows(_EXPOSURES, base)]
-    matured = {Arm(row[0]): int(row[1]) for row in _rows(_MATURED, base)}
-    return CanaryRows(metrics, exposures, matured)
+    matured = Counter(Arm(arm) for number, arm, _ in segments if number == step.position)
+    return CanaryRows(metrics, exposures, dict(matured))
+
+
+def _weighed(metric: MetricSpec, content: SignalMapContent | None) -> bool:
+    """Whether those who answer stand for those who do not, as in the windows that train."""
+    if metric.source not in _SPOKEN or (content is not None and not content.weigh_responses):
+        return False
+    return metric.source is MetricSource.SIGNAL or content is None or content.silence is Silence.DROP
 
 
 def _signal_map(release: Release) -> SignalMapContent | None:

@@ -22,8 +22,8 @@ TOMBSTONE = "erased"
 def user_erase(*, lane: Lane, user_key: str, actor: Actor, reason: str, store: ObjectStore) -> int:
     """Delete what is kept of a user's content on a lane, and every trace of the key. Returns generations erased.
 
-    That is: trajectory blobs; session, hashes and sampling of the rows; texts, tags and targets of feedback on those
-    generations, on their sessions, or given under the user's key or hash; refused payloads that name any of them.
+    That is: trajectory blobs; session, segment, hashes and sampling of the rows; texts, tags and targets of feedback on
+    those generations, on their sessions, or given under the user's key or hash; refused payloads that name any of them.
     Counts, versions and times stay. Rows are emptied before blobs are deleted, so that nothing ever names a missing
     blob. Safe to repeat: what came in meanwhile goes too.
 
@@ -44,6 +44,7 @@ def user_erase(*, lane: Lane, user_key: str, actor: Actor, reason: str, store: O
             content_key="",
             user_hash="",
             session="",
+            segment="",
             sampling={},
             prompt_hash="",
             trainable=False,

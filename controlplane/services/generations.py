@@ -36,6 +36,7 @@ from rl_core.types import (
 )
 
 SESSION_CHARACTERS = 200
+SEGMENT_CHARACTERS = 64
 OUTSIDE = Assignment(Arm.PROMOTED)
 
 _WIDTH = {Consent.NONE: 0, Consent.EVAL: 1, Consent.TRAIN: 2}
@@ -150,7 +151,8 @@ class _Kept:
     """What of a generation may be written down."""
 
     consent: Consent
-    session: str
+    session: str = ""
+    segment: str = ""
     trajectory: Trajectory | None = None
     prompt_hash: str = ""
     trainable: bool = False
@@ -166,13 +168,14 @@ def generation_record(
     consent: Consent,
     store: ObjectStore,
     assignment: Assignment = OUTSIDE,
+    segment: str = "",
 ) -> Generation:
     """Store the generation, and join feedback that came before it.
 
     Content is written only when request and project consent to more than metadata (the narrowest wins, as it is now),
     when the generation is in the lane's share, and without what the lane redacts.
     """
-    kept = _keep(lane, answer, session=session, consent=consent)
+    kept = _keep(lane, answer, session=session, segment=segment, consent=consent)
     content_key = store.put_blob(kept.trajectory.to_bytes()) if kept.trajectory else ""
     generated = answer.generated
     behaviour = behaviour_of(generated.text, answer.tool_calls, tokens=len(generated.token_ids))
@@ -188,6 +191,7 @@ def generation_record(
                 version=version,
                 user_hash=user_hash(lane=lane, user_key=user_key),
                 session=kept.session,
+                segment=kept.segment,
                 consent=kept.consent,
                 content_key=content_key,
                 sampling=_sampling_row(answer.sampling),
@@ -209,7 +213,7 @@ def generation_record(
     return generation
 
 
-def _keep(lane: Lane, answer: Answer, *, session: str, consent: Consent) -> _Kept:
+def _keep(lane: Lane, answer: Answer, *, session: str, segment: str, consent: Consent) -> _Kept:
     """Ask the lane's and the project's settings as they are now, not as they were when the request came."""
     terms = Lane.objects.values("project__consent", "record_share", "redactions").get(id=lane.id)
     allowed = narrowest(consent, terms["project__consent"])
@@ -221,19 +225,21 @@ def _keep(lane: Lane, answer: Answer, *, session: str, consent: Consent) -> _Kep
     try:
         redactor = Redactor(terms["redactions"])
         session = redactor.text(session)[:SESSION_CHARACTERS]
+        segment = redactor.text(segment)[:SEGMENT_CHARACTERS]
         redactor.count = 0
         trajectory = trajectory_redacted(trajectory_of(answer), redactor) if wanted else None
     except RedactionFailed as error:
         log.warning("content_not_kept", lane=lane.slug, generation=str(answer.generation_id), reason=str(error))
-        return _Kept(consent=allowed, session="")
+        return _Kept(consent=allowed)
     redacted = redactor.count > 0
     if allowed == Consent.NONE:
-        return _Kept(consent=allowed, session=session)
+        return _Kept(consent=allowed, session=session, segment=segment)
     answered = answer.outcome == GenerationOutcome.ANSWERED
     return _Kept(
         # What was changed can be read and replayed, but nothing may be trained on it.
         consent=narrowest(allowed, Consent.EVAL) if redacted else allowed,
         session=session,
+        segment=segment,
         trajectory=trajectory,
         prompt_hash="" if redacted else prompt_hash(lane=lane, prompt_token_ids=answer.prompt_token_ids),
         trainable=answer.sampling.trainable and answered and not redacted,

@@ -163,5 +163,10 @@ def _stratum(key: StratumKey, row: Generation, user: str, events: list[Feedback]
     if key is StratumKey.TAG:
         values = [event.tags[baseline.tag] for event in events if baseline.tag in event.tags]
         return str(values[-1]) if values else ""
-    known = {StratumKey.NONE: "", StratumKey.PROMPT: row.prompt_hash, StratumKey.SESSION: row.session}
+    known = {
+        StratumKey.NONE: "",
+        StratumKey.PROMPT: row.prompt_hash,
+        StratumKey.SESSION: row.session,
+        StratumKey.SEGMENT: row.segment,
+    }
     return known.get(key, user)

@@ -29,6 +29,7 @@ async def test_an_openai_client_is_answered_and_the_generation_recorded(world, w
     client = openai_client(web, await sync_to_async(world.key)())
     assert [model.id async for model in client.models.list()] == ["assistant"]
     headers = {"X-Slipway-User": "user-7", "X-Slipway-Session": "s1", "X-Slipway-Consent": "train"}
+    headers["X-Slipway-Segment"] = "free"
     answer = await client.chat.completions.create(
         model="assistant", messages=MESSAGES, max_tokens=9, seed=3, logprobs=True, extra_headers=headers
     )
@@ -36,6 +37,7 @@ async def test_an_openai_client_is_answered_and_the_generation_recorded(world, w
     assert answer.choices[0].finish_reason == "length"
     assert answer.system_fingerprint == str(world.lane.promoted_version)
     assert (generation.sampled_tokens, generation.session, generation.consent) == (9, "s1", "train")
+    assert generation.segment == "free"
     assert generation.user_hash
     assert "user-7" not in generation.user_hash
     assert generation.trainable
@@ -96,6 +98,8 @@ async def test_keys_without_the_scope_or_unknown_are_refused(world, web, scopes,
         ({"extra_body": {"unheard_of": 1}}, "unheard_of"),
         ({"extra_headers": {"X-Slipway-Consent": "all"}}, "X-Slipway-Consent"),
         ({"extra_headers": {"X-Slipway-Session": "s" * 201}}, "X-Slipway-Session"),
+        ({"extra_headers": {"X-Slipway-Segment": "people who pay"}}, "X-Slipway-Segment"),
+        ({"extra_headers": {"X-Slipway-Segment": "s" * 65}}, "X-Slipway-Segment"),
     ],
 )
 async def test_bad_requests_are_400_in_openais_shape(world, web, change, param):

@@ -39,7 +39,15 @@ CHAT = {
     "metadata": {"a": "b"},
 }
 COMPLETION = {"model": "assistant", "prompt": [[1, 2], [3]], "max_tokens": 3, "n": 2, "logprobs": 1, "stop": "x"}
-HEADERS = ("X-Slipway-User", "X-Slipway-Session", "X-Slipway-Consent", "X-Request-ID", "Content-Type", "Accept")
+HEADERS = (
+    "X-Slipway-User",
+    "X-Slipway-Session",
+    "X-Slipway-Segment",
+    "X-Slipway-Consent",
+    "X-Request-ID",
+    "Content-Type",
+    "Accept",
+)
 TEXTS = (
     "",
     "\x00",

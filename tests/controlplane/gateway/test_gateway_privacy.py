@@ -31,10 +31,12 @@ class Says:
         self.tokenizer = ChatTokenizer.load(folder)
         self.text = "Noted."
         self.breaks = None
+        self.token_s = 0.0
         self.engine = ScriptedEngine(self.reply)
 
     def reply(self, body):
-        return Reply(tokens=self.tokenizer.encode(self.text), text=self.text, breaks_after=self.breaks)
+        tokens = self.tokenizer.encode(self.text)
+        return Reply(tokens=tokens, text=self.text, token_s=self.token_s, breaks_after=self.breaks)
 
 
 @pytest_asyncio.fixture
@@ -45,8 +47,9 @@ async def says(bare, folder):
         yield made
 
 
-async def ask(client, text=SECRET, *, user="user-1", consent="train", session="", **options):
+async def ask(client, text=SECRET, *, user="user-1", consent="train", session="", segment="", **options):
     headers = {"X-Slipway-User": user, "X-Slipway-Consent": consent, "X-Slipway-Session": session}
+    headers["X-Slipway-Segment"] = segment
     return await client.chat.completions.create(
         model="assistant", messages=[{"role": "user", "content": text}], extra_headers=headers, **options
     )
@@ -95,6 +98,7 @@ async def test_without_consent_only_metadata_is_kept(bare, client, says, setting
 
 async def test_the_project_s_consent_counts_as_it_is_when_the_answer_ends(bare, client, says, settings):
     """Withdrawn while the answer streams, and while the route still says otherwise: nothing is written."""
+    says.token_s = 0.1  # slow enough not to end before the withdrawal
     stream = await ask(client, stream=True)
     await Project.objects.filter(pk=bare.project.pk).aupdate(consent=Consent.NONE)
     chunks = [chunk async for chunk in stream]
@@ -172,6 +176,7 @@ ZEBRA = {
     "answer": "zebra answer words",
     "broken": "zebra broken off words",
     "session": "zebra-session-9",
+    "segment": "zebra-segment",
     "comment": "zebra comment words",
     "demonstration": "zebra demonstration words",
     "tag": "zebra tag words",
@@ -189,7 +194,7 @@ async def feed(web, headers, target, **changes):
 
 async def leave_traces(bare, client, says, web):
     """Everything that a user can leave: answers, a broken answer, feedback of every kind, a refused payload."""
-    user = {"user": ZEBRA["key"], "session": ZEBRA["session"]}
+    user = {"user": ZEBRA["key"], "session": ZEBRA["session"], "segment": ZEBRA["segment"]}
     says.text = ZEBRA["answer"]
     answer = await ask(client, ZEBRA["prompt"], n=2, stop=["zebra stop"], **user)
     says.text, says.breaks = ZEBRA["broken"], 20
