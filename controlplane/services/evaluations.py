@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from django.db import transaction
-from django.db.models import Avg
+from django.db.models import Avg, Exists, OuterRef, Q
 from django.db.models.functions import Now
 
 from controlplane.errors import Conflict, Invalid
@@ -14,8 +14,11 @@ from controlplane.services.events import CONDUCTOR, conductor_nudge, event_appen
 from controlplane.services.groups import evaluation_groups_admit
 from controlplane.services.metrics import Metric, metrics_record
 from controlplane.services.transitions import transition
-from controlplane.states import EvaluationState, EventType, GroupState, VersionState, WorkState
+from controlplane.states import EvaluationState, EventType, GroupState, VersionState, WorkKind, WorkState
 from rl_core.types import Split
+
+_GIVEN_UP = [GroupState.DROPPED, GroupState.VOIDED]
+_KINDS = [WorkKind.ROLLOUT, WorkKind.SCORE]  # of work on groups; units are found by kind and ref
 
 
 def evaluation_request(
@@ -31,7 +34,8 @@ def evaluation_request(
 ) -> Evaluation:
     """Want a version evaluated; the same question asked again is the same evaluation. The conductor carries it out.
 
-    It needs a replica that holds the version in any slot; targeting one is the caller's part.
+    One that failed with its run, whose groups were given up, begins anew for whoever asks again. It needs a replica
+    that holds the version in any slot; targeting one is the caller's part.
     Raises: Invalid for a count below one; Conflict for a version that is not committed.
     """
     if task_count < 1:
@@ -47,7 +51,7 @@ def evaluation_request(
             temperature=temperature,
             defaults={"project": project, "run": run, "step_number": step_number},
         )
-        if created:
+        if created or _begun_anew(evaluation):
             _event(evaluation)
             conductor_nudge()
     return evaluation
@@ -76,9 +80,29 @@ def evaluation_advance(evaluation_id: uuid.UUID) -> Evaluation:
 
 
 def evaluations_open() -> list[uuid.UUID]:
-    """Evaluations that the conductor has to look at."""
-    states = [EvaluationState.PENDING, EvaluationState.RUNNING]
-    return list(Evaluation.objects.filter(state__in=states).order_by("created_at").values_list("pk", flat=True))
+    """Evaluations to look at: those that go on, and failed ones outside a run whose dead letters were replayed.
+
+    A run's own failed ones are looked at with the run.
+    """
+    going = Q(state__in=[EvaluationState.PENDING, EvaluationState.RUNNING])
+    groups = RolloutGroup.objects.filter(evaluation=OuterRef(OuterRef("pk"))).values("pk")
+    dead = WorkUnit.objects.filter(kind__in=_KINDS, ref__in=groups, state=WorkState.DEAD)
+    lost = RolloutGroup.objects.filter(evaluation=OuterRef("pk"), state__in=_GIVEN_UP)
+    revived = Q(~Exists(dead), ~Exists(lost), state=EvaluationState.FAILED, run=None)
+    return list(Evaluation.objects.filter(going | revived).order_by("created_at").values_list("pk", flat=True))
+
+
+def _begun_anew(evaluation: Evaluation) -> bool:
+    """Forget what a failed evaluation had, where groups of it were given up; whether it did."""
+    if evaluation.state != EvaluationState.FAILED:
+        return False
+    row = Evaluation.objects.select_for_update().get(pk=evaluation.pk)
+    if row.state != EvaluationState.FAILED or not row.groups.filter(state__in=_GIVEN_UP).exists():
+        return False
+    WorkUnit.objects.filter(kind__in=_KINDS, ref__in=row.groups.values("pk")).delete()
+    row.groups.all().delete()
+    transition(evaluation, to=EvaluationState.PENDING, finished_at=None)
+    return True
 
 
 def _start(evaluation: Evaluation) -> None:
@@ -116,13 +140,13 @@ def _finish_or_fail(evaluation: Evaluation) -> None:
 
 def _revivable(evaluation: Evaluation) -> bool:
     """Whether a failed evaluation can go on: its dead letters were replayed, and none of its groups was given up."""
-    lost = [GroupState.DROPPED, GroupState.VOIDED]
-    return not _dead_units(evaluation) and not evaluation.groups.filter(state__in=lost).exists()
+    return not _dead_units(evaluation) and not evaluation.groups.filter(state__in=_GIVEN_UP).exists()
 
 
 def _dead_units(evaluation: Evaluation) -> list[WorkUnit]:
     groups = RolloutGroup.objects.filter(evaluation=evaluation).values("pk")
-    return list(WorkUnit.objects.filter(ref__in=groups, state=WorkState.DEAD).order_by("finished_at")[:100])
+    dead = WorkUnit.objects.filter(kind__in=_KINDS, ref__in=groups, state=WorkState.DEAD)
+    return list(dead.order_by("finished_at")[:100])
 
 
 def _event(evaluation: Evaluation, reason: str = "") -> None:
