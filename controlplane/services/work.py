@@ -30,7 +30,7 @@ from rl_core.errors import RlCoreError
 MAX_FAILURES = 5
 BACKOFF_BASE_S = 1.0
 BACKOFF_CAP_S = 60.0
-LAPSED = "lease_lapsed"
+LAPSED, CANCELLED = "lease_lapsed", "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,16 +208,20 @@ def work_cancel(
     *, kind: WorkKind | None = None, refs: Iterable[uuid.UUID] | None = None, run: Run | None = None
 ) -> int:
     """Units that are no longer wanted, queued or leased; whoever works on one is refused. Returns how many."""
-    units = WorkUnit.objects.filter(state__in=[WorkState.QUEUED, WorkState.LEASED])
     if kind is None and run is None:
         raise RuntimeError("work_cancel needs a kind or a run")
-    if kind is not None:
-        units = units.filter(kind=kind)
-    if refs is not None:
-        units = units.filter(ref__in=list(refs))
-    if run is not None:
-        units = units.filter(run=run)
-    return units.update(state=WorkState.CANCELLED, lease_until=None, finished_at=Now())
+    units = WorkUnit.objects.filter(state__in=[WorkState.QUEUED, WorkState.LEASED])
+    asked = {"kind": kind, "ref__in": None if refs is None else list(refs), "run": run}
+    units = units.filter(**{name: value for name, value in asked.items() if value is not None})
+    with transaction.atomic():
+        ids = list(units.select_for_update().order_by("pk").values_list("pk", flat=True))
+        # Their workers are refused from here on, so nobody else will close these.
+        Attempt.objects.filter(unit__in=ids, state=AttemptState.RUNNING).update(
+            state=AttemptState.FAILED, error_code=CANCELLED, error="the unit is no longer wanted", finished_at=Now()
+        )
+        return WorkUnit.objects.filter(pk__in=ids).update(
+            state=WorkState.CANCELLED, lease_until=None, finished_at=Now()
+        )
 
 
 def work_replay(*, unit: WorkUnit, actor: Actor, reason: str) -> WorkUnit:

@@ -280,3 +280,16 @@ def test_the_fence_holds_until_the_effects_commit():
     thread.join()
     assert unit_of(claim).state == WorkState.DONE
     assert Attempt.objects.get().state == AttemptState.SUCCEEDED
+
+
+@pytest.mark.django_db
+def test_an_attempt_at_a_cancelled_unit_is_over():
+    claim = claimed()
+    assert work_cancel(kind=claim.kind, refs=[claim.ref]) == 1
+    attempt = Attempt.objects.get()
+    assert (attempt.state, attempt.error_code) == (AttemptState.FAILED, "cancelled")
+    assert attempt.finished_at is not None
+    with pytest.raises(StaleFence):
+        work_fail(claim, SpecError("too late"))
+    attempt.refresh_from_db()
+    assert attempt.error_code == "cancelled"
