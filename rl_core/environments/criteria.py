@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 import msgspec
+import regex
 
 from rl_core.environments.calculator import CalculatorError, calculate, format_number
 from rl_core.environments.oracle import Case, judge_cases
@@ -24,6 +25,7 @@ from rl_core.sandbox.protocol import Sandbox
 from rl_core.types import Role, Trajectory
 
 _MAX_MATCHED_CHARS = 20_000
+_MATCH_S = 1.0
 _NUMBER = r"(-?\d[\d,]*(?:\.\d+)?)"
 
 
@@ -172,7 +174,10 @@ async def _exact(graded: Graded, params: ExactParams) -> Verdict:
 
 
 async def _regex(graded: Graded, params: RegexParams) -> Verdict:
-    found = re.search(params.pattern, graded.last_turn[:_MAX_MATCHED_CHARS]) is not None
+    try:
+        found = regex.search(params.pattern, graded.last_turn[:_MAX_MATCHED_CHARS], timeout=_MATCH_S) is not None
+    except TimeoutError as error:
+        raise EnvironmentFault(f"the pattern took longer than {_MATCH_S:g} s on a text; make it simpler") from error
     return Verdict(float(found != params.absent), "found" if found else "not found")
 
 

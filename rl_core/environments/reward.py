@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
+import regex
 from blake3 import blake3
 
 from rl_core.environments.criteria import CRITERIA, CriterionKind, Graded, grading_failed
@@ -128,10 +129,10 @@ def combine(rubric: Rubric, scores: list[CriterionScore]) -> float:
 
 
 def _check_pattern(key: str, pattern: str) -> None:
-    """Refuse patterns that do not compile, and those that can backtrack without bound."""
+    """Refuse patterns that do not compile or plainly backtrack without bound; a match has a time limit besides."""
     try:
-        re.compile(pattern)
-    except re.error as error:
+        regex.compile(pattern)
+    except regex.error as error:
         raise SpecError(f"criterion {key}: the pattern does not compile: {error}") from error
     if len(pattern) > 500 or re.search(r"[*+}]\)+[*+{]", pattern):
         raise SpecError(f"criterion {key}: the pattern is too long or nests repetitions")

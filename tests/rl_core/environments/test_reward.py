@@ -96,6 +96,12 @@ async def test_kinds(kind, params, trajectory, expected):
     assert await value(kind, params, trajectory, answer="6") == expected
 
 
+async def test_a_pattern_that_backtracks_without_end_is_an_error_not_a_score():
+    pattern = "(a|aa)+$"  # not among those that are plainly nested
+    assert await value("regex", {"pattern": pattern}, a_trajectory("a" * 50)) == 1.0
+    assert "took longer" in str(await value("regex", {"pattern": pattern}, a_trajectory("a" * 500 + "b")))
+
+
 async def test_the_prompts_own_turns_are_not_graded():
     assert await value("final_number_right", {"after_tool": False}, a_trajectory(), answer="6") == 0.0
 
