@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from django.conf import settings
 
-from controlplane.models import Cluster, ModelCard, Project, Replica, User
+from controlplane.models import Cluster, Membership, ModelCard, Project, Replica, User
 from controlplane.processes.library import checked_folder, library, model_publish
 from controlplane.processes.output import Say
 from controlplane.processes.records import write_atomically
@@ -93,7 +93,10 @@ def _model_folder(chosen: Path | None, *, moe: bool, say: Say) -> tuple[Path, st
 
 
 def _people(project: Project) -> dict[str, str]:
-    """Users with the passwords of last time, kept in a file that only we can read."""
+    """Users with the passwords of last time, kept in a file that only we can read.
+
+    Raises: ServiceFailed when a user of that name is somebody else's: their password is not ours to set.
+    """
     path = settings.STATE_DIR / "demo_logins.json"
     known = msgspec.json.decode(path.read_bytes(), type=dict[str, str]) if path.exists() else {}
     logins = {}
@@ -103,6 +106,11 @@ def _people(project: Project) -> dict[str, str]:
         if user is None:
             user_create(project=project, username=name, password=logins[name], role=role, actor=SYSTEM)
             continue
+        if not Membership.objects.filter(project=project, user=user).exists():
+            raise ServiceFailed(
+                f"this database has a user {name!r} who is no member of project {PROJECT}: the demonstration leaves "
+                "them alone; let it use another database (DATABASE_URL) or state folder (SLIPWAY_STATE)"
+            )
         membership_set(project=project, user=user, role=role, actor=SYSTEM)
         if not user.check_password(logins[name]):
             user.set_password(logins[name])
