@@ -48,7 +48,7 @@ def drill(machine):
         machine.until(drill.drained, what=f"all is acknowledged ({drill.refused})", timeout_s=DRAIN_S)
     finally:
         said = drill.close()
-    assert said.strip() == "recorded"
+    assert said.splitlines()[-1:] == ["recorded"]  # above it are warnings of what was killed
     sys.stderr.write(
         f"{sum(drill.killed.values())} kills in {lasted_s:.0f} s: {dict(drill.killed)}\n"
         f"{len(drill.offered)} events offered; refusals on the way: {dict(drill.refused)}\n"
