@@ -10,6 +10,7 @@ import msgspec
 from django.conf import settings
 
 from controlplane.models import Cluster, Membership, ModelCard, Project, Replica, User
+from controlplane.processes.errors import ServiceFailed
 from controlplane.processes.library import checked_folder, library, model_publish
 from controlplane.processes.output import Say
 from controlplane.processes.records import write_atomically
