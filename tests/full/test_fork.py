@@ -9,7 +9,7 @@ from rl_core.models.checkpoint import read_checkpoint
 
 WEST = ("rollout-west",)
 VERSIONS = "SELECT number, root, delta_bytes FROM controlplane_policyversion WHERE lineage_id = %s ORDER BY number"
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
