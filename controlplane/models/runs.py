@@ -205,7 +205,8 @@ class BatchItem(Entity):
     position = models.PositiveIntegerField()
     group_key = models.CharField(max_length=64)
     rollout = models.OneToOneField(Rollout, null=True, on_delete=models.PROTECT, related_name="batch_item")
-    generation_id = models.UUIDField(null=True, unique=True)
+    generation_id = models.UUIDField(null=True, db_index=True)
+    returned_at = models.DateTimeField(null=True, help_text="a later window may take the generation since then")
     reward = models.FloatField()
     trajectory_key = models.CharField(max_length=300)
     objective = models.CharField(max_length=16, choices=OBJECTIVES, default=Objective.POLICY_GRADIENT.value)
@@ -216,6 +217,11 @@ class BatchItem(Entity):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["step", "position"], name="batch_position_once"),
+            models.UniqueConstraint(
+                fields=["generation_id"],
+                name="generation_in_one_batch",
+                condition=models.Q(returned_at__isnull=True),
+            ),
             models.CheckConstraint(
                 name="batch_item_has_one_source",
                 condition=models.Q(rollout__isnull=True) ^ models.Q(generation_id__isnull=True),

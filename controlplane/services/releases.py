@@ -24,6 +24,7 @@ from controlplane.services.lanes import lane_locked
 from controlplane.services.quarantine import quarantined_in_line
 from controlplane.services.residency import candidate_withdraw
 from controlplane.services.transitions import transition
+from controlplane.services.window_returns import returned_note, window_return
 from controlplane.services.work import work_cancel
 from controlplane.states import Arm, EventType, ReleaseState, VersionState, WorkKind
 from rl_core.shipping.specs import CadenceSpec, CanarySpec, GateSpec, cadence_parse
@@ -140,7 +141,13 @@ def release_note(release: Release, *, actor: Actor, reason: str = "", **changes:
 
 
 def release_close(release: Release, *, to: ReleaseState, actor: Actor, reason: str) -> Release:
-    """End a locked release that was not promoted: no user meets the candidate any more, and no replica keeps it."""
+    """End a locked release that was not promoted: no user meets the candidate any more, and no replica keeps it.
+
+    What a skipped candidate was trained on goes back: nothing was shown of it, and the next may learn from it. What one
+    that failed or was rolled back learned from stays spent, as it may be what was wrong with it.
+    """
+    if to == ReleaseState.SKIPPED and release.run is not None:
+        reason += returned_note(window_return(run=release.run))
     work_cancel(kind=WorkKind.SHADOW, refs=[release.pk])
     canary_close(release)
     candidate_withdraw(lane=release.lane, version=release.version, actor=actor)

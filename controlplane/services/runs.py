@@ -30,6 +30,7 @@ from controlplane.services.groups import groups_drop_all
 from controlplane.services.locks import clusters_lock, run_lock
 from controlplane.services.transitions import sources_of, transition
 from controlplane.services.versions import lineage_create
+from controlplane.services.window_returns import returned_note, window_return
 from controlplane.services.work import work_cancel, work_replay
 from controlplane.states import (
     EvaluationState,
@@ -114,7 +115,10 @@ def run_resume(*, run: Run, actor: Actor, reason: str) -> Run:
 
 
 def run_stop(*, run: Run, actor: Actor, reason: str) -> Run:
-    """End the run for good: its work is cancelled, whoever still works on it is refused. Raises: Conflict."""
+    """End the run for good: its work is cancelled, whoever still works on it is refused. Its window goes back.
+
+    Raises: Conflict.
+    """
     with transaction.atomic():
         run_lock(run.pk)
         work_cancel(run=run)
@@ -128,6 +132,7 @@ def run_stop(*, run: Run, actor: Actor, reason: str) -> Run:
         )
         for stage in run.stages.filter(state=StageState.RUNNING):
             stage_move(stage=stage, to=StageState.FAILED, actor=actor, reason=reason)
+        reason += returned_note(window_return(run=run))
         return run_move(run=run, to=RunState.STOPPED, actor=actor, reason=reason, finished_at=Now())
 
 

@@ -26,6 +26,7 @@ from controlplane.services.quarantine import quarantined_in_line
 from controlplane.services.releases import ENDED, IN_FLIGHT, release_close, release_locked, release_propose
 from controlplane.services.runs import run_stop
 from controlplane.services.transitions import sources_of, transition
+from controlplane.services.window_returns import returned_note, window_return
 from controlplane.services.windows import lane_train
 from controlplane.states import AlertKind, Arm, EventType, ReleaseState, RunState, SlotState
 from rl_core.errors import RlCoreError
@@ -231,8 +232,10 @@ def _undecided(slot: CadenceSlot) -> str:
 
 
 def _skip(lane: Lane, slot: CadenceSlot, *, actor: Actor, reason: str, alarm: bool = False) -> CadenceSlot:
-    """End the slot without a decision, and withdraw what it had under way."""
+    """End the slot without a decision, and withdraw what it had under way. Its window goes back."""
     run, release = slot.run, slot.release
+    if run is not None and (release is None or release.state in IN_FLIGHT):
+        reason += returned_note(window_return(run=run))
     if run is not None and run.state in sources_of(RunState.STOPPED):
         run_stop(run=run, actor=actor, reason=reason)
     if release is not None and release.state in IN_FLIGHT:

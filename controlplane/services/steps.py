@@ -42,9 +42,10 @@ class BatchEntry:
 def step_create(
     *, run: Run, stage: Stage, entries: Sequence[BatchEntry], window: Mapping[str, Any] | None = None
 ) -> Step:
-    """Fix the run's next batch and want it trained. Each rollout or generation is in one batch only, ever.
+    """Fix the run's next batch and want it trained.
 
-    `window` is what a real-time stage says of where the batch comes from.
+    A rollout is in one batch ever; a generation in one at a time, see `window_returns`. `window` is what a real-time
+    stage says of where the batch comes from.
 
     Raises: Conflict while an earlier step is not published, or when the lineage has no head.
     """

@@ -65,7 +65,7 @@ def _valued(candidate: Candidate, silence: float) -> Candidate:
 
 
 def _generations(lane: Lane, stage: RealtimeStage, now: datetime) -> list[Generation]:
-    taken = BatchItem.objects.filter(generation_id=OuterRef("id"))
+    taken = BatchItem.objects.filter(generation_id=OuterRef("id"), returned_at__isnull=True)
     rows = Generation.objects.filter(lane=lane, version=lane.promoted_version_id, created_at__lte=now)
     return list(rows.exclude(Exists(taken)).order_by("-created_at")[: stage.window.limit])
 

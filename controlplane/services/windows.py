@@ -42,7 +42,7 @@ class Window:
     """What a stage would train on now, oldest first, and why the rest is left out.
 
     `answers` of the items have feedback that counts; the others are silence that has a value. `generations` are those
-    of the promoted version that no step has taken; `elsewhere` what other versions of the lane said in the same time.
+    of the promoted version that no step holds; `elsewhere` what other versions of the lane said in the same time.
     Of the `eligible` ones, taken or not, `answered` have feedback that counts. `signal_map` names the map that gave
     the rewards, by number and hash.
     """
@@ -124,7 +124,7 @@ def lane_stage(lane: Lane) -> RealtimeStage:
 def window_collect(*, lane: Lane, stage: RealtimeStage | None = None, until: datetime | None = None) -> Window:
     """What the stage (default: the lane's) would train on, as things stood `until` then (default: now).
 
-    Generations of exactly the promoted version whose horizon has closed, that no step has taken; each is taken, or
+    Generations of exactly the promoted version whose horizon has closed, that no step holds; each is taken, or
     left out for one reason. Raises: NotFound when the project has no signal map.
     """
     stage = stage or lane_stage(lane)
