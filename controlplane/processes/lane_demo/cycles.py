@@ -125,7 +125,8 @@ def _phase(slot: CadenceSlot | None, *, asked: int, under_way: int) -> str:
     """What is under way."""
     if slot is None or slot.state == SlotState.OPEN:
         waits = f"; {slot.reason}" if slot is not None and slot.reason else ""
-        return f"{asked - under_way} of {asked} questions answered and reacted to{waits}"
+        done = max(0, asked - under_way)  # those of the last canary may still be under way
+        return f"{done} of {asked} questions answered and reacted to{waits}"
     release = slot.release
     if release is None:
         return f"training on the window; {slot.reason}"
