@@ -52,4 +52,4 @@ async def post(notice: Notice, destination: Destination) -> int:
         ):
             return response.status_code
     except (httpx.HTTPError, OSError, TimeoutError) as error:
-        raise HookRefused(f"{notice.url} did not answer: {type(error).__name__}: {error}") from error
+        raise HookRefused(f"{notice.delivery.hook.shown} did not answer: {type(error).__name__}: {error}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from django.db import models
 
 from controlplane.models.base import Entity
@@ -46,7 +48,14 @@ class AlertHook(Entity):
     disabled_at = models.DateTimeField(null=True)
 
     def __str__(self) -> str:
-        return self.url
+        return self.shown
+
+    @property
+    def shown(self) -> str:
+        """What people, logs and events get to see: of many services, whoever knows the whole address may post there."""
+        parts = urlsplit(self.url)
+        hidden = self.url.partition(parts.netloc)[2].strip("/")
+        return f"{parts.scheme}://{parts.netloc}/" + (f"…{hidden[-4:]}" if len(hidden) > 12 else "…" if hidden else "")
 
 
 class AlertDelivery(Entity):

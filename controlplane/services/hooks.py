@@ -100,7 +100,7 @@ def notice_answered(claim: Claim, *, notice: Notice, status: int) -> None:
             work_finish(claim)
             hook_disable(hook=notice.delivery.hook, actor=NOTIFIER, reason="it answered 410: nobody listens")
             return
-    raise HookRefused(f"{notice.url} answered {status}; the alert is sent again")
+    raise HookRefused(f"{notice.delivery.hook.shown} answered {status}; the alert is sent again")
 
 
 def _message(alert: Alert) -> dict[str, Any]:
@@ -126,5 +126,5 @@ def _record(hook: AlertHook, *, actor: Actor, reason: str, enabled: bool) -> Non
         event_type=EventType.ALERT_HOOK_CHANGED,
         actor=actor,
         reason=reason,
-        data={"hook": str(hook.pk), "url": hook.url, "enabled": enabled},
+        data={"hook": str(hook.pk), "url": hook.shown, "enabled": enabled},
     )

@@ -105,6 +105,6 @@ def hook_disable_view(request: HttpRequest, _access: Access, hook_id: UUID) -> H
         perform=lambda reason, _: hook_disable(hook=hook, actor=access.actor, reason=reason),
         done="The hook is disabled",
         dangerous=True,
-        blast=Blast(note=hook.url),
+        blast=Blast(note=hook.shown),
     )
     return ask(request, access, act)

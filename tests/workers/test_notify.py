@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
+from controlplane.api.serializers.alerts import HookSerializer
 from controlplane.errors import Invalid
-from controlplane.models import AlertDelivery, AlertHook, WorkUnit
+from controlplane.models import AlertDelivery, AlertHook, Event, WorkUnit
 from controlplane.services import destinations
 from controlplane.services.alerts import alert_raise
 from controlplane.services.destinations import destination_check, destination_resolve
-from controlplane.services.hooks import hook_create
+from controlplane.services.hooks import hook_create, hook_disable
 from controlplane.states import AlertKind, WorkKind, WorkState
 from tests.lane_rows import ACTOR
 from tests.shipping_rig import shipping_world
@@ -132,6 +133,40 @@ def test_one_that_never_takes_it_becomes_a_dead_letter(receiver, loopback):
         unit = deliver(delivery)
     assert unit.state == WorkState.DEAD
     assert len(receiver.got) == 10
+
+
+def test_the_address_of_a_hook_reaches_neither_events_nor_attempts_nor_readers(receiver, loopback):
+    world = shipping_world()
+    secret_part = "services/T0000/B0000/a-secret-part"
+    hook, _ = hook_create(project=world.project, url=f"{receiver.url}/{secret_part}", actor=ACTOR)
+    receiver.answers = [500]
+    delivery = raise_one(world)
+    deliver(delivery)
+    AlertHook.objects.update(url=f"http://127.0.0.1:1/{secret_part}")
+    unit = deliver(delivery)
+    hook_disable(hook=hook, actor=ACTOR, reason="enough")
+    told = [str(row) for row in Event.objects.values_list("data", flat=True)]
+    told += [
+        unit.error,
+        *unit.attempts.values_list("error", flat=True),
+        *unit.attempts.values_list("traceback", flat=True),
+    ]
+    told += [str(HookSerializer(hook).data), str(hook)]
+    assert any("127.0.0.1" in text for text in told)
+    assert not [text for text in told if "T0000" in text or "secret-part" in text]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://hooks.example/services/T1/B1/abcdefgh", "https://hooks.example/…efgh"),
+        ("https://hooks.example/x", "https://hooks.example/…"),
+        ("https://hooks.example", "https://hooks.example/"),
+        ("https://hooks.example?key=abcdefghijklm", "https://hooks.example/…jklm"),
+    ],
+)
+def test_of_an_address_its_host_and_an_end_are_shown(url, shown):
+    assert AlertHook(url=url).shown == shown
 
 
 def test_a_redirect_is_not_followed(receiver, loopback):

@@ -41,6 +41,8 @@ class ResolveInput(Input):
 class HookSerializer(serializers.ModelSerializer[AlertHook]):
     """Where alerts are posted, signed as Standard Webhooks says."""
 
+    url = serializers.CharField(source="shown", read_only=True, help_text="its host; the rest may be a secret")
+
     class Meta:
         model = AlertHook
         fields = ["id", "url", "created_at", "disabled_at"]
