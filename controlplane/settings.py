@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import uuid
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -44,14 +46,23 @@ def _secret_key() -> str:
     if configured:
         return configured
     path = STATE_DIR / "secret_key"
-    STATE_DIR.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path.read_text()
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_urlsafe(48))
-    return path.read_text()
+    if not path.exists():
+        STATE_DIR.mkdir(parents=True, exist_ok=True)
+        partial = STATE_DIR / f".secret_key.{uuid.uuid4().hex}"
+        try:
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(48))
+            # Whole or not at all, and the first of several processes that start at once makes it for all of them.
+            with contextlib.suppress(FileExistsError):
+                path.hardlink_to(partial)
+        finally:
+            partial.unlink(missing_ok=True)
+    key = path.read_text().strip()
+    if not key:
+        raise ImproperlyConfigured(
+            f"{path} is empty: put it back from a backup, or remove it and seal secrets anew"
+        )
+    return key
 
 
 def _database(url: str) -> dict[str, Any]:
