@@ -59,9 +59,7 @@ def _secret_key() -> str:
             partial.unlink(missing_ok=True)
     key = path.read_text().strip()
     if not key:
-        raise ImproperlyConfigured(
-            f"{path} is empty: put it back from a backup, or remove it and seal secrets anew"
-        )
+        raise ImproperlyConfigured(f"{path} is empty: put it back from a backup, or remove it and seal secrets anew")
     return key
 
 
