@@ -32,6 +32,7 @@ _CORE_STATUS: tuple[tuple[type[core.RlCoreError], int], ...] = (
     (core.ModelError, 422),
     (core.ObjectMissing, 404),
     (core.StoreError, 503),
+    (core.DigestMismatch, 503),
 )
 
 

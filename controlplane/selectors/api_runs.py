@@ -60,9 +60,7 @@ def trajectory_of(rollout: Rollout) -> Trajectory:
     """The rollout's trajectory, from the store. Raises: NotFound before its first turn; StoreError, TrajectoryError."""
     if not rollout.trajectory_key:
         raise NotFound("the rollout has no trajectory yet; it is written after the first turn")
-    store = open_store(settings.STORE_URL)
-    key = rollout.trajectory_key
-    return Trajectory.from_bytes(store.get_blob(key) if key.startswith("blobs/") else store.get(key))
+    return Trajectory.from_bytes(open_store(settings.STORE_URL).read(rollout.trajectory_key))
 
 
 def metric_series(*, run_id: uuid.UUID, names: Sequence[str], points: int) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from django.conf import settings
 
 from controlplane.models import ModelCard, Rollout
 from rl_core.chat import ChatTokenizer
-from rl_core.errors import ModelError, ObjectMissing, StoreError, TrajectoryError
+from rl_core.errors import DigestMismatch, ModelError, ObjectMissing, StoreError, TrajectoryError
 from rl_core.store import ObjectStore, open_store
 from rl_core.types import Message, TokenSegment, ToolCall, Trajectory
 
@@ -99,10 +99,10 @@ def trajectory_view(rollout: Rollout) -> TrajectoryView:
     if not rollout.trajectory_key:
         return TrajectoryView(problem="Nothing was written yet: the trajectory is stored after the first turn.")
     try:
-        trajectory = Trajectory.from_bytes(_store().get(rollout.trajectory_key))
+        trajectory = Trajectory.from_bytes(_store().read(rollout.trajectory_key))
     except ObjectMissing:
         return TrajectoryView(problem=f"The store has no object {rollout.trajectory_key}; it was collected or moved.")
-    except (StoreError, TrajectoryError) as error:
+    except (StoreError, DigestMismatch, TrajectoryError) as error:
         return TrajectoryView(problem=f"The trajectory cannot be read: {error}")
     model = _model_of(rollout)
     strings = _token_strings(model.folder) if model else ()

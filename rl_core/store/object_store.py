@@ -213,6 +213,10 @@ class ObjectStore:
             raise DigestMismatch(_DAMAGED.format(key=key))
         return data
 
+    def read(self, key: str) -> bytes:
+        """The object, checked against its key where that is its digest. Raises: as `get` and `get_blob`."""
+        return self.get_blob(key) if _BLOB_KEY.fullmatch(key) else self.get(key)
+
 
 def open_store(url: str | Path) -> ObjectStore:
     """Open a store by URL: a folder path or `file:///…` (made if missing), `s3://…`, `gs://…`, `az://…`, `memory:///`.

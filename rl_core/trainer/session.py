@@ -124,7 +124,7 @@ class Session:
                 ref.id,
                 ref.group,
                 ref.reward,
-                Trajectory.from_bytes(self._store.get(ref.blob)),
+                Trajectory.from_bytes(self._store.read(ref.blob)),
                 advantage=ref.advantage,
                 weight=ref.weight,
                 objective=ref.objective,

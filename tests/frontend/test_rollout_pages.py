@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from django.conf import settings
 from django.test import Client
 from django.urls import reverse
 from tokenizers import Tokenizer, models
@@ -12,6 +14,7 @@ from tokenizers import Tokenizer, models
 from controlplane.models import ModelCard, Rollout
 from controlplane.selectors.pages_rollouts import RolloutFilter, rollouts_page
 from controlplane.selectors.pages_trajectory import trajectory_view
+from rl_core.store import open_store
 
 pytestmark = pytest.mark.django_db
 
@@ -98,5 +101,8 @@ def test_what_is_missing_is_said(played) -> None:
     rollout = Rollout.objects.filter(group__step__number=1, group__run=run).first()
     rollout.trajectory_key = "blobs/00/" + "0" * 64
     assert "the store has no object" in trajectory_view(rollout).problem.lower()
+    damaged = rollout.trajectory_key = open_store(settings.STORE_URL).put_blob(b"it was something else once")
+    (Path(urlsplit(settings.STORE_URL).path) / damaged).write_bytes(b"and is this now")
+    assert "does not hold the bytes of its name" in trajectory_view(rollout).problem
     rollout.trajectory_key = ""
     assert "after the first turn" in trajectory_view(rollout).problem

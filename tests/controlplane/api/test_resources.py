@@ -12,6 +12,7 @@ from django.utils import timezone
 from controlplane.models import Event, MetricPoint, ReplicaSlot, Run, Task, TaskSet, WorkUnit
 from controlplane.states import ActorKind, RunState, WorkState
 from rl_core.specs import parse_run_spec
+from rl_core.store import open_store
 from tests.controlplane.api.api_factories import (
     CRITERIA,
     TASKS,
@@ -86,7 +87,8 @@ def test_a_trajectory_is_shown_token_by_token(world, client) -> None:
     assert (body["ending"], body["artifacts"]) == ("terminated", {"candidate": "x"})
 
 
-def test_a_trajectory_that_is_missing_or_damaged_says_so(world, client) -> None:
+def test_a_trajectory_that_is_missing_or_damaged_says_so(world, client, settings, tmp_path) -> None:
+    settings.STORE_URL = tmp_path.as_uri()
     path = f"{world.base}/rollouts/{world.rollout.pk}/trajectory"
     world.rollout.trajectory_key = ""
     world.rollout.save()
@@ -95,6 +97,11 @@ def test_a_trajectory_that_is_missing_or_damaged_says_so(world, client) -> None:
     world.rollout.save()
     gone = client.get(path)
     assert (gone.status_code, gone.json()["code"]) == (404, "object_missing")
+    world.rollout.trajectory_key = open_store(tmp_path).put_blob(b"it was something else once")
+    world.rollout.save()
+    (tmp_path / world.rollout.trajectory_key).write_bytes(b"and is this now")
+    damaged = client.get(path)
+    assert (damaged.status_code, damaged.json()["code"]) == (503, "digest_mismatch")
 
 
 def test_environments_are_those_of_this_build(world, client) -> None:

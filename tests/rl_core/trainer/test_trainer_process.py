@@ -10,6 +10,7 @@ import torch
 from rl_core.delta import weights_root
 from rl_core.errors import (
     BaseMismatch,
+    DigestMismatch,
     ModelError,
     ObjectMissing,
     SpecError,
@@ -59,6 +60,13 @@ class Bench:
             "step": step, "fence": fence, "version": f"{LINEAGE}:0-{step}", "base": self.base, "rollouts": refs,
             "publish": True,
         } | changes  # fmt: skip
+
+    def damaged_blob(self) -> str:
+        """A trajectory that reads well and is another than was stored."""
+        good, other = (rollout.trajectory.to_bytes() for rollout in make_rollouts(groups=4, seed=1)[:2])
+        key = self.store.put_blob(good)
+        (self.root / "store" / key).write_bytes(other)
+        return key
 
     def step(self, trainer: TrainerProcess, step: int, *, fence: int, **changes) -> dict:
         request = self.stepping(step, fence=fence, **changes)
@@ -183,6 +191,9 @@ def test_requests_that_do_not_fit_are_refused_and_the_trainer_goes_on(bench, tra
     broken = [{"id": "a", "group": "g", "reward": 1.0, "blob": "broken"}]
     with pytest.raises(TrajectoryError):
         trainer.call(Op.STEP, timeout_s=60, **bench.stepping(1, fence=6, rollouts=broken))
+    damaged = [{"id": "a", "group": "g", "reward": 1.0, "blob": bench.damaged_blob()}]
+    with pytest.raises(DigestMismatch):
+        trainer.call(Op.STEP, timeout_s=60, **bench.stepping(1, fence=6, rollouts=damaged))
     with pytest.raises(ModelError, match="exists"):
         trainer.call(Op.EXPORT, folder=str(bench.root))
     assert bench.step(trainer, 1, fence=6)["metrics"]["step"] == 1
