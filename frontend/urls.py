@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.contrib.auth.views import LoginView, LogoutView
+from django.contrib.auth.views import LogoutView
 from django.urls import path
 
 from frontend.views import (
@@ -16,6 +16,7 @@ from frontend.views import (
     fleet,
     home,
     lanes,
+    login,
     new_run,
     people,
     releases,
@@ -27,9 +28,7 @@ from frontend.views import (
 )
 
 urlpatterns = [
-    path(
-        "login/", LoginView.as_view(template_name="frontend/login.html", redirect_authenticated_user=True), name="login"
-    ),
+    path("login/", login.Login.as_view(), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),
     path("project/", home.project_switch, name="project_switch"),
     path("assets/plotly-<str:release>.js", assets.plotly, name="plotly"),
