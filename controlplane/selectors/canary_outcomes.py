@@ -47,10 +47,8 @@ SELECT g.canary_step, g.arm, g.user_hash, sum({value})::float, count(*)
 FROM controlplane_generation g WHERE COUNTED AND {counts} GROUP BY g.canary_step, g.arm, g.user_hash
 """
 _RESPONSES = """
-SELECT g.canary_step, g.arm, g.user_hash, sum((c.generation_id IS NOT NULL)::int)::float, count(*)
-FROM controlplane_generation g
-LEFT JOIN (SELECT DISTINCT generation_id FROM (CREDIT) f) c ON c.generation_id = g.id
-WHERE COMPLETE AND g.outcome = 'answered'
+SELECT g.canary_step, g.arm, g.user_hash, sum((g.id IN (SELECT c.generation_id FROM (CREDIT) c))::int)::float, count(*)
+FROM controlplane_generation g WHERE COMPLETE AND g.outcome = 'answered'
 GROUP BY g.canary_step, g.arm, g.user_hash
 """.replace("CREDIT", credit_query("COMPLETE"))
 _OF_FEEDBACK = """

@@ -23,21 +23,20 @@ SELECT g.id AS generation_id, g.created_at AS answered_at, 0 AS distance, FEEDBA
 FROM controlplane_generation g JOIN controlplane_feedback f ON f.generation_id = g.id
 WHERE f.state = 'joined' AND f.target_kind <> 'episode' AND {feedback} AND {generations}
 UNION ALL
-SELECT g.id, g.created_at, (t.ended - t.place)::int, FEEDBACK
+SELECT g.id, g.created_at, (g.ended - g.place)::int, FEEDBACK
 FROM controlplane_feedback f
-JOIN controlplane_generation n ON n.id = f.generation_id AND n.session = f.target_id
+JOIN controlplane_generation n ON n.id = f.generation_id AND n.session = f.target_id AND n.session <> ''
 CROSS JOIN LATERAL (
-    SELECT e.id, row_number() OVER (ORDER BY e.created_at, e.id) AS place,
+    SELECT e.*, row_number() OVER (ORDER BY e.created_at, e.id) AS place,
            coalesce(
                nullif(count(*) FILTER (WHERE e.created_at <= least(f.occurred_at, f.created_at)) OVER (), 0),
                nullif(count(*) FILTER (WHERE e.created_at <= f.created_at) OVER (), 0),
                count(*) FILTER (WHERE (e.created_at, e.id) <= (n.created_at, n.id)) OVER ()
            ) AS ended
     FROM controlplane_generation e
-    WHERE e.session = n.session AND e.lane_id = n.lane_id AND e.user_hash = n.user_hash
-) t
-JOIN controlplane_generation g ON g.id = t.id
-WHERE f.state = 'joined' AND f.target_kind = 'episode' AND t.place <= t.ended AND {feedback} AND {generations}
+    WHERE e.session = n.session AND e.session <> '' AND e.lane_id = n.lane_id AND e.user_hash = n.user_hash
+) g
+WHERE f.state = 'joined' AND f.target_kind = 'episode' AND g.place <= g.ended AND {feedback} AND {generations}
   AND f.target_id IN (SELECT g.session FROM controlplane_generation g WHERE g.session <> '' AND {generations})
 """.replace("FEEDBACK", "f.id, f.sender, f.signal_id, f.source_id, f.actor_hash, f.occurred_at, f.created_at, f.value")
 

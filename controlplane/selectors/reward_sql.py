@@ -52,14 +52,17 @@ FROM (
 ) v
 GROUP BY v.generation_id
 """
+# Materialised: where statistics lag behind a young table, a plan would hear everybody anew for each generation.
 _SPOKEN = """
+WITH h AS MATERIALIZED (HEARD)
 SELECT g.canary_step, g.arm, g.version_id, coalesce(nullif(g.user_hash, ''), g.id::text) AS who, h.reward
-FROM controlplane_generation g JOIN (HEARD) h ON h.generation_id = g.id WHERE {generations}
+FROM controlplane_generation g JOIN h ON h.generation_id = g.id WHERE {generations}
 """
 _WITH_SILENCE = """
+WITH h AS MATERIALIZED (HEARD)
 SELECT g.canary_step, g.arm, g.version_id, coalesce(nullif(g.user_hash, ''), g.id::text) AS who,
        coalesce(h.reward, %(silence)s) AS reward
-FROM controlplane_generation g LEFT JOIN (HEARD) h ON h.generation_id = g.id
+FROM controlplane_generation g LEFT JOIN h ON h.generation_id = g.id
 WHERE {generations} AND (h.reward IS NOT NULL OR g.outcome = 'answered')
 """
 # One signal as a number: true is 1, false 0; a category has no number and does not count.
