@@ -15,7 +15,7 @@ class Action(StrEnum):
     """Everything that needs a permission."""
 
     READ = "read"  # see everything of the project
-    PROJECT_MANAGE = "project_manage"  # name, consent, people and their roles, API keys
+    PROJECT_MANAGE = "project_manage"  # people and their roles, API keys
     CATALOG_WRITE = "catalog_write"  # task sets, models
     RUNS_CONTROL = "runs_control"  # create, pause, resume, stop, fork
     RUBRICS_PUBLISH = "rubrics_publish"  # rubric versions, signals and signal maps

@@ -88,7 +88,7 @@ def version_commit(
     Raises: StaleFence when a newer attempt has the version; Conflict when the head is no longer the parent.
     """
     with transaction.atomic():
-        if not PolicyVersion.objects.filter(pk=version.pk, fence=fence).exists():
+        if not PolicyVersion.objects.select_for_update().filter(pk=version.pk, fence=fence).exists():
             raise StaleFence(f"version {version.ref} is published by a newer attempt than {fence}")
         transition(
             version,

@@ -93,6 +93,8 @@ def run_fork(request: HttpRequest, _access: Access, run_id: UUID) -> HttpRespons
         step = whole_of(request.POST, "step_number")
         if step is None:
             problems.add("Give the number of a published step; 0 is the start", "step_number")
+        elif step and not run.steps.filter(number=step, version__isnull=False).exists():
+            problems.add(f"There is no published step {step}", "step_number")
         overrides = _overrides(request.POST.get("overrides", ""), problems)
         name = request.POST.get("name", "").replace("\x00", "").strip()
         if not problems and step is not None:

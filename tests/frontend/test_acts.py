@@ -172,7 +172,9 @@ def test_a_run_is_forked_at_a_step(workspace: Workspace) -> None:
     address = reverse("run_fork", args=[run.pk])
     broken = client.post(address, {"name": "F", "step_number": "1", "overrides": "{"})
     assert broken.status_code == 422
-    assert client.post(address, {"name": "F", "step_number": "9", "overrides": ""}).status_code == 404
+    absent = client.post(address, {"name": "F", "step_number": "9", "overrides": ""})
+    assert absent.status_code == 422
+    assert "no published step 9" in absent.content.decode()
     response = client.post(address, {"name": "F", "step_number": "1", "overrides": '{"seed": 9}'})
     fork = Run.objects.get(name="F")
     assert response.headers["Location"] == reverse("run", args=[fork.pk])
