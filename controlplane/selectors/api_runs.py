@@ -14,6 +14,7 @@ from django.db.models import Count, Q, QuerySet
 from controlplane.errors import NotFound
 from controlplane.models import Evaluation, MetricPoint, Project, Rollout, RolloutGroup, Run, Stage, Step
 from controlplane.selectors.lttb import lttb
+from controlplane.selectors.thinning import points_thinned
 from controlplane.states import StepState
 from rl_core.store.object_store import open_store
 from rl_core.types import Trajectory
@@ -77,14 +78,16 @@ def metric_series(*, run_id: uuid.UUID, names: Sequence[str], points: int) -> li
 
 
 def _series(rows: QuerySet[MetricPoint], name: str, points: int) -> dict[str, Any]:
-    found = list(rows.order_by("step", "at", "id").values_list("step", "at", "value"))
+    total = rows.count()
+    kept = points_thinned(rows, total).order_by("step", "at", "id")
+    found = list(kept.values_list("step", "at", "value"))
     finite = [row for row in found if math.isfinite(row[2])]
-    kept = lttb([_x(step, at) for step, at, _ in finite], [value for _, _, value in finite], points)
+    drawn = lttb([_x(step, at) for step, at, _ in finite], [value for _, _, value in finite], points)
     return {
         "name": name,
-        "total": len(found),
+        "total": total,
         "not_finite": len(found) - len(finite),
-        "points": [dict(zip(("step", "at", "value"), finite[index], strict=True)) for index in kept],
+        "points": [dict(zip(("step", "at", "value"), finite[index], strict=True)) for index in drawn],
     }
 
 

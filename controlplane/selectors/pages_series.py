@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from django.db.models import Count, F, Q
+from django.db.models import Count, Q
 
 from controlplane.models import MetricPoint, Run
+from controlplane.selectors import thinning
 from controlplane.selectors.lttb import lttb
 from controlplane.services.metrics import CLUSTER_VERSION, ENGINE_IDLE_OF, Metric
 
 REWARD = Metric.REWARD_MEAN.value
 Point = tuple[float, float]
 MAX_POINTS = 2000
-# A series with more points than this is thinned in SQL before the triangles are drawn.
-_RAW_LIMIT = 20 * MAX_POINTS
 
 
 class Axis(StrEnum):
@@ -181,9 +180,9 @@ def _points_of(run: Run) -> tuple[dict[_Key, list[Point]], dict[_Key, int]]:
     rows = MetricPoint.objects.filter(wanted, run=run)
     counts = dict(rows.values("name").annotate(n=Count("pk")).values_list("name", "n"))
     for name, count in counts.items():
-        if count > _RAW_LIMIT:
-            stride = count // _RAW_LIMIT + 1
-            rows = rows.exclude(Q(name=name) & ~Q(pk__in=_every(run, name, stride)))
+        if count > thinning.RAW_LIMIT:
+            kept = thinning.points_thinned(MetricPoint.objects.filter(run=run, name=name), count)
+            rows = rows.exclude(Q(name=name) & ~Q(pk__in=kept.values("pk")))
     points: dict[_Key, list[Point]] = defaultdict(list)
     for name, step, at, value in rows.order_by("step", "at", "pk").values_list("name", "step", "at", "value"):
         if step is None:
@@ -191,7 +190,3 @@ def _points_of(run: Run) -> tuple[dict[_Key, list[Point]], dict[_Key, int]]:
         else:
             points[(name, Axis.STEP)].append((step, value))
     return points, {key: max(len(found), counts.get(key[0], 0)) for key, found in points.items()}
-
-
-def _every(run: Run, name: str, stride: int) -> Any:
-    return MetricPoint.objects.filter(run=run, name=name).annotate(phase=F("pk") % stride).filter(phase=0).values("pk")
