@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 from django.db import connection, transaction
@@ -21,10 +20,10 @@ from rest_framework.utils.encoders import JSONEncoder
 
 from controlplane.errors import Conflict, Invalid
 from controlplane.models import IdempotencyRecord, Project
+from controlplane.services.idempotency import KEPT
 
 HEADER = "Idempotency-Key"
 REPLAYED_HEADER = "Idempotency-Replayed"
-KEPT = timedelta(hours=24)
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 

@@ -16,6 +16,7 @@ from controlplane.conductor.looks import Looks
 from controlplane.conductor.shipping import advance_lanes, look_at_canaries, watch_lanes
 from controlplane.services.consents import content_release
 from controlplane.services.evaluations import evaluation_advance, evaluations_open
+from controlplane.services.idempotency import idempotency_age
 from controlplane.services.joins import feedback_sweep
 from controlplane.services.rejections import rejections_age
 from controlplane.services.work import work_sweep
@@ -79,6 +80,7 @@ def duties() -> tuple[Duty, ...]:
         Duty("shipping", 1.0, advance_lanes, on_nudge=True),
         Duty("lanes", 2.0, lanes_place),
         Duty("feedback", 10.0, sweep_feedback),
+        Duty("idempotency", 600.0, idempotency_age),
     )
 
 

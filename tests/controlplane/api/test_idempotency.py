@@ -10,6 +10,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from controlplane.api import idempotency
+from controlplane.conductor.duties import duties
 from controlplane.models import ApiKey, Cluster, IdempotencyRecord, Project
 from controlplane.states import MemberRole
 from tests.controlplane.api.api_factories import client_of, make_key, make_project, make_user
@@ -67,6 +68,18 @@ def test_an_error_is_not_stored() -> None:
     user.username = "anna"
     user.save()
     assert post(client, path, body, "k").status_code == 200
+
+
+@pytest.mark.django_db
+def test_answers_to_callers_who_never_come_back_are_forgotten_too() -> None:
+    project = make_project()
+    client, path = client_of(make_user(project)), f"/api/v1/projects/{project.slug}/clusters"
+    post(client, path, BODY, "old")
+    IdempotencyRecord.objects.update(created_at=timezone.now() - timedelta(hours=24, minutes=1))
+    post(client_of(make_user(project)), path, {**BODY, "slug": "us"}, "new")
+    [ageing] = [duty for duty in duties() if duty.name == "idempotency"]
+    assert ageing.action() == 1
+    assert [record.key for record in IdempotencyRecord.objects.all()] == ["new"]
 
 
 @pytest.mark.django_db
