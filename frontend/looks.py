@@ -103,7 +103,7 @@ def look_of(state: str) -> Look:
     return STATE_LOOKS.get(state, Look("·", Tone.IDLE))
 
 
-# Sentences for each kind of event: the first of which all data are there is taken, else the last.
+# Sentences for each kind of event: the first of which all data are there and say something is taken, else the last.
 EVENT_SENTENCES: dict[EventType, tuple[str, ...]] = {
     EventType.PROJECT_CREATED: ("Project {slug} opened",),
     EventType.MEMBER_CHANGED: ("Member {user}: {before} → {role}", "Member {user} is {role}"),
@@ -189,7 +189,7 @@ def event_sentence(event_type: str, data: dict[str, Any]) -> str:
     if event_type not in EVENT_SENTENCES:
         return event_type
     sentences = EVENT_SENTENCES[EventType(event_type)]
-    whole = (text for text in sentences if all(data.get(key) is not None for key in _keys_of(text)))
+    whole = (text for text in sentences if all(data.get(key) not in (None, "") for key in _keys_of(text)))
     return next(whole, sentences[-1]).format_map(_Lenient(data))
 
 

@@ -43,6 +43,7 @@ def test_every_kind_of_event_has_a_sentence() -> None:
         ),
         ("run.created", {}, "Run … created"),
         ("of.tomorrow", {"x": 1}, "of.tomorrow"),
+        ("slot.changed", {"number": 5, "state": "open", "detail": ""}, "Slot 5 is open"),
     ],
 )
 def test_sentences(event_type: str, data: dict[str, Any], sentence: str) -> None:
