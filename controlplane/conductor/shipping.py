@@ -5,12 +5,11 @@ Each lane and release by itself: one that cannot move must not hold up the other
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
-import structlog
 from django.db.models import QuerySet
 
-from controlplane.errors import ControlPlaneError
+from controlplane.conductor.looks import Looks
 from controlplane.models import Project, Release, WorkUnit
 from controlplane.services.canaries import canary_advance, canary_begin
 from controlplane.services.events import CONDUCTOR
@@ -21,37 +20,36 @@ from controlplane.services.releases import release_spec
 from controlplane.services.shadows import shadow_begin, shadow_conclude, shadow_lost
 from controlplane.services.slots import lanes_with_slots, slots_advance
 from controlplane.states import CanaryVerdict, EvaluationState, ReleaseState, WorkKind, WorkState
-from rl_core.errors import RlCoreError
-
-log = structlog.get_logger(__name__)
 
 MOVING = (ReleaseState.PENDING, ReleaseState.GATING, ReleaseState.SHADOW)
 _OPEN_EVALUATION = (EvaluationState.PENDING, EvaluationState.RUNNING)
+_rollbacks, _slots, _releases = Looks("rollback"), Looks("slot of lane"), Looks("release")
+_canaries, _monitors = Looks("canary"), Looks("monitors")
 
 
 def advance_lanes() -> None:
     """Rollbacks that wait for their version, then every lane's slot, then every release."""
     for lane in lanes_rolling_back():
-        _guarded("rollback_waits", lane_rollback_finish, lane=lane)
+        _rollbacks.at(lane.pk, partial(lane_rollback_finish, lane=lane))
     for lane in lanes_with_slots():
-        _guarded("slot_waits", slots_advance, lane=lane)
+        _slots.at(lane.pk, partial(slots_advance, lane=lane))
     for release in releases_moving():
-        _guarded("release_waits", release_advance, release=release)
+        _releases.at(release.pk, partial(release_advance, release=release))
 
 
 def look_at_canaries() -> None:
     """Every candidate that users meet, paused or not, is looked at and judged."""
     rows = _rows().filter(state__in=[ReleaseState.CANARY, ReleaseState.PAUSED], steps__ended_at__isnull=True)
     for release in rows.distinct():
-        _guarded("canary_waits", canary_advance, release=release)
+        _canaries.at(release.pk, partial(canary_advance, release=release))
 
 
 def watch_lanes() -> None:
     """The monitors of every lane and project."""
     for lane in lanes_watched():
-        _guarded("monitor_failed", lane_watch, lane)
+        _monitors.at(lane.pk, partial(lane_watch, lane))
     for project in Project.objects.filter(lanes__isnull=False).distinct():
-        _guarded("monitor_failed", project_watch, project)
+        _monitors.at(project.pk, partial(project_watch, project))
 
 
 def releases_moving() -> list[Release]:
@@ -101,10 +99,3 @@ def _after_shadow(release: Release) -> Release:
 def _rows() -> QuerySet[Release]:
     rows = Release.objects.select_related("lane__cluster", "lane__project", "lane__promoted_version", "run")
     return rows.select_related("version", "incumbent", "candidate_evaluation", "incumbent_evaluation")
-
-
-def _guarded(event: str, action: Callable[..., object], *args: object, **named: object) -> None:
-    try:
-        action(*args, **named)
-    except (ControlPlaneError, RlCoreError) as error:
-        log.info(event, error=str(error)[:300])

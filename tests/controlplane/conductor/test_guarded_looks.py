@@ -8,13 +8,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from django.db import OperationalError
 
+from controlplane.conductor import shipping
 from controlplane.conductor.duties import advance_runs
 from controlplane.conductor.fleet import fleet_poll
 from controlplane.conductor.looks import Looks
 from controlplane.errors import Conflict
-from controlplane.models import Replica, Run
+from controlplane.models import Lane, Replica, Run
 from controlplane.states import ReplicaState, RunState
 from tests.domain_factories import make_cluster, make_project, make_run
+from tests.lane_rows import lane_world
 
 WELL = {"/control/version": {"name": "r", "slots": {}}, "/control/metrics": {"busy_s_total": 1.0, "running": 0}}
 
@@ -94,3 +96,18 @@ def test_a_replica_that_talks_nonsense_does_not_hide_the_others(nonsense, settin
         fleet_poll()
     well.refresh_from_db()
     assert (well.state, well.metrics["busy_s_total"]) == (ReplicaState.READY, 1.0)
+
+
+@pytest.mark.django_db
+def test_a_bug_at_one_lane_does_not_keep_the_next_from_its_slot(monkeypatch):
+    lanes = {lane_world().lane.pk, lane_world().lane.pk}
+    Lane.objects.filter(pk__in=lanes).update(cadence={"interval_s": 60.0})
+    seen = set()
+
+    def broken(*, lane):
+        seen.add(lane.pk)
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(shipping, "slots_advance", broken)
+    shipping.advance_lanes()
+    assert seen == lanes
