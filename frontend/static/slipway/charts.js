@@ -68,7 +68,7 @@ function layout(chart) {
     hovermode: "x unified",
     hoverlabel: { bgcolor: token("--raised"), bordercolor: token("--line-strong"), font: { color: token("--text") } },
     xaxis: { ...grid, type: chart.axis === "time" ? "date" : "linear", tickformat: chart.axis === "time" ? undefined : "d", nticks: 6 },
-    yaxis: { ...grid, nticks: 5, tickformat: chart.unit === "share" ? ".0%" : chart.unit === "bytes" ? "~s" : undefined, ticksuffix: chart.unit === "bytes" ? "B" : "", exponentformat: "e", rangemode: chart.unit === "number" ? "normal" : "tozero" },
+    yaxis: { ...grid, nticks: 5, tickformat: chart.unit === "share" ? ".1~%" : chart.unit === "bytes" ? "~s" : undefined, ticksuffix: chart.unit === "bytes" ? "B" : "", exponentformat: "e", rangemode: chart.unit === "number" ? "normal" : "tozero" },
     uirevision: chart.key,
   };
 }
