@@ -147,8 +147,8 @@ def bury_dead_transfers() -> None:
 
 
 def _record_series() -> None:
-    """Idle share, tokens a second and version of each rollout cluster, for the runs whose versions they hold."""
-    for run in Run.objects.filter(state__in=[RunState.RUNNING, RunState.PAUSED]).select_related("lineage"):
+    """Idle share, tokens a second and version of each rollout cluster, for running runs whose versions they hold."""
+    for run in Run.objects.filter(state=RunState.RUNNING).select_related("lineage"):
         slots = ReplicaSlot.objects.filter(
             desired_version__lineage_id=run.lineage_id, replica__cluster__role=ClusterRole.ROLLOUT.value
         ).select_related("replica__cluster", "current_version")

@@ -16,8 +16,10 @@ CONCURRENCY = {Queue.CONTROL: 1, Queue.ROLLOUT: 2, Queue.TRAIN: 1, Queue.TRANSFE
 
 # Threads of numerical libraries that wait actively slow everything else on a small machine many times over.
 LEAN = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+# An engine reads the store, whose credentials may stand in the environment; these are none of its business.
+_KEPT_FROM_ENGINES = ("SECRET_KEY", "DATABASE_URL", "REDIS_URL", "BROKER_URL")
 # numpy asks for huge pages, with which the engine's key-value table would be resident as a whole, used or not.
-ENGINE_ENV = {**LEAN, "NUMPY_MADVISE_HUGEPAGE": "0"}
+ENGINE_ENV = {**LEAN, **dict.fromkeys(_KEPT_FROM_ENGINES, ""), "NUMPY_MADVISE_HUGEPAGE": "0"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from controlplane.conductor.duties import advance_runs
 from controlplane.conductor.fleet import fleet_poll
 from controlplane.conductor.looks import Looks
 from controlplane.errors import Conflict
-from controlplane.models import Lane, Replica, Run
+from controlplane.models import Lane, MetricPoint, Replica, ReplicaSlot, Run
+from controlplane.services.metrics import Metric
 from controlplane.states import ReplicaState, RunState
 from tests.domain_factories import make_cluster, make_project, make_run
 from tests.lane_rows import lane_world
@@ -96,6 +97,22 @@ def test_a_replica_that_talks_nonsense_does_not_hide_the_others(nonsense, settin
         fleet_poll()
     well.refresh_from_db()
     assert (well.state, well.metrics["busy_s_total"]) == (ReplicaState.READY, 1.0)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("state", "written"), [(RunState.RUNNING, True), (RunState.PAUSED, False)])
+def test_series_over_time_are_written_while_a_run_runs(state, written, settings, tmp_path):
+    settings.REPLICA_TOKEN_DIR = tmp_path
+    run = make_run()
+    advance_runs()
+    Run.objects.filter(pk=run.pk).update(state=state)
+    replica = ReplicaSlot.objects.filter(desired_version__lineage=run.lineage).first().replica
+    before = {"polled_at": 1.0, "busy_s_total": 0.0, "generated_tokens_total": 0}
+    with listener({**WELL, "/control/metrics": {"busy_s_total": 1.0, "generated_tokens_total": 5}}) as url:
+        (tmp_path / f"{replica.pk}.control").write_text("token")
+        Replica.objects.filter(pk=replica.pk).update(control_url=url, metrics=before)
+        fleet_poll()
+    assert MetricPoint.objects.filter(run=run, name=Metric.ENGINE_IDLE).exists() is written
 
 
 @pytest.mark.django_db

@@ -23,6 +23,7 @@ def test_engines_of_every_local_cluster_run_unless_some_are_named(local):
     [spec] = LocalEngines().new_specs()
     assert "--max-len 1024" in " ".join(spec.argv)
     assert "--weight-slots default,candidate" in " ".join(spec.argv)
+    assert not any(spec.env[name] for name in ("SECRET_KEY", "DATABASE_URL", "REDIS_URL", "BROKER_URL"))
     assert LocalEngines(clusters=["elsewhere"]).new_specs() == []
     [spec] = LocalEngines(clusters=[local.cluster.slug], max_tokens=256).new_specs()
     assert "--max-len 256" in " ".join(spec.argv)
