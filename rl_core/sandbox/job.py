@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
+import marshal
 import signal
 from pathlib import PurePosixPath
 from typing import Any
@@ -26,15 +26,15 @@ def encode_job(request: RunRequest, *, landlock: bool) -> bytes:
     for name in request.files:
         if not _plain_path(name) or name.split("/")[0] in ("out", "tmp"):
             raise SpecError(f"file name {name[:80]!r} must be a plain relative path outside out/ and tmp/")
-    return json.dumps(
+    return marshal.dumps(
         {
             "argv": request.argv,
-            "files": {name: base64.b64encode(content).decode() for name, content in request.files.items()},
+            "files": request.files,
             "landlock": landlock,
             "artifact_files": request.limits.artifact_files,
             "artifact_bytes": request.limits.artifact_bytes,
         }
-    ).encode()
+    )
 
 
 def _plain_path(name: str) -> bool:

@@ -20,6 +20,18 @@ async def test_plain_files_come_back(sandbox):
     assert result.artifacts_refused == ""
 
 
+async def test_names_come_back_as_they_are(sandbox):
+    names = ['a "quoted" name', "back\\slash", "\u00fc\u540d\U0001f40d", "{}[],:"]
+    code = f"for name in {names!r}: open('out/' + name, 'w').write(name)"
+    result = await sandbox.run(code=code, limits=LIMITS)
+    assert result.artifacts == {name: name.encode() for name in names}
+
+
+async def test_a_refusal_names_the_file_as_it_is(sandbox):
+    result = await sandbox.run(code="import os\nos.mkfifo('out/a \"b\" \\\\')", limits=LIMITS)
+    assert result.artifacts_refused == 'a "b" \\ is not a regular file'
+
+
 @pytest.mark.parametrize(
     ("trick", "reason"),
     [
