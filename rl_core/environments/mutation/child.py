@@ -1,7 +1,7 @@
 """Runs inside a sandbox: builds repositories, runs calls of them in processes of their own, and answers with values.
 
-Handed to the sandbox's Python as text, with `values.py`; it imports nothing else but the standard library. It decides
-nothing: it gets calls under unguessable ids and says what came of them; the parent keeps what should have come.
+Handed to the sandbox's Python as text, with `values.py` and `sealing.py`; else it imports the standard library alone.
+It decides nothing: it gets calls under unguessable ids and says what came of them; the parent keeps what should come.
 
 Argument: the hash seed, so that sets and dictionaries of strings differ from run to run as they do in life.
 """
@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from rl_core.environments.mutation import sealing
 from rl_core.environments.mutation.values import NotPlain, decode, encode
 
 MAX_TREE_CHARS = 1500
@@ -30,6 +31,8 @@ MAX_LINES = 20_000  # of the repository, that one traced call may run
 CALL_CPU_S = 1.0
 SUBJECT_WALL_S = 30.0
 MEMORY_BYTES = 512 << 20
+WITHOUT_LANDLOCK = 3  # exit code: the original cannot be hidden here
+_AFRESH = "import sys; sys.modules.update(dict.fromkeys(sys.argv[4:])); import child; child.begin(*sys.argv[1:4])"
 SHIFT_S = 40_000_000.0  # more than a year: who reads the clock differs from run to run
 
 
@@ -172,6 +175,41 @@ def serve(subject: dict[str, Any], root: str, pipe: int) -> None:
         say(end="broken" if broken else "done", detail=broken)
 
 
+def begin_afresh(subject: dict[str, Any], root: str, pipe: int) -> None:
+    """Hide the original from here on, and replace this process, whose modules are of it, by a fresh one."""
+    sealing.hide(sealing.originals(subject["original"], subject["blocked"]))
+    told = os.memfd_create("subject")
+    with os.fdopen(os.dup(told), "wb") as file:
+        file.write(json.dumps(subject).encode())
+    os.lseek(told, 0, os.SEEK_SET)
+    os.dup2(told, 0)
+    os.set_inheritable(pipe, True)
+    seed = sys.argv[1]
+    argv = [sys.executable, "-S", "-s", "-c", _AFRESH, root, str(pipe), seed, *subject["blocked"]]
+    os.execve(sys.executable, argv, {**environment(seed), "PYTHONPATH": root})  # noqa: S606
+
+
+def begin(root: str, pipe: str, seed: str) -> None:
+    """The fresh process: whatever it imports under the repository's names, it has from the repository."""
+    try:
+        subject = json.loads(sys.stdin.buffer.read())
+        sys.path[:] = library(sys.path)
+        sys.argv[:] = [__file__, seed, "again"]  # some code reads it: as it is elsewhere
+        serve(subject, root, int(pipe))
+    finally:
+        os._exit(0)
+
+
+def environment(seed: str) -> dict[str, str]:
+    """All that a Python inside is given."""
+    return {"PYTHONHASHSEED": seed, "LD_LIBRARY_PATH": "/python/lib", "LANG": "C.UTF-8"}
+
+
+def library(path: list[str]) -> list[str]:
+    """Without what lies in the working folder."""
+    return [entry for entry in path if entry and not entry.startswith("/work")]
+
+
 def write(root: str, name: str, text: str) -> str:
     """Write one file of a repository. Returns its path."""
     path = os.path.join(root, name)
@@ -213,6 +251,8 @@ def run_subject(subject: dict[str, Any], root: str) -> Iterator[bytes]:
         for descriptor in (0, 1, 2, CHANNEL):
             os.dup2(nothing, descriptor)
         try:
+            if subject["original"]:
+                begin_afresh(subject, root, writing)
             serve(subject, root, writing)
         finally:
             os._exit(0)
@@ -233,6 +273,8 @@ def run_subject(subject: dict[str, Any], root: str) -> Iterator[bytes]:
 def main() -> None:
     """Run every subject of the job on stdin, one after another."""
     job = json.loads(sys.stdin.buffer.read())
+    if any(subject["original"] for subject in job["subjects"]) and not sealing.can_hide():
+        sys.exit(WITHOUT_LANDLOCK)
     for name, files in job["bases"].items():
         build_base(os.path.join(os.getcwd(), "bases", name), files)
     for number, subject in enumerate(job["subjects"]):
@@ -247,8 +289,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) == 2:  # again, with a hash seed, which only the environment can give
-        environment = {"PYTHONHASHSEED": sys.argv[1], "LD_LIBRARY_PATH": "/python/lib", "LANG": "C.UTF-8"}
-        os.execve(sys.executable, [sys.executable, "-S", "-s", __file__, sys.argv[1], "again"], environment)  # noqa: S606
+        argv = [sys.executable, "-S", "-s", __file__, sys.argv[1], "again"]
+        os.execve(sys.executable, argv, environment(sys.argv[1]))  # noqa: S606
     CHANNEL = os.dup(1)
-    sys.path[:] = [entry for entry in sys.path if entry and not entry.startswith("/work")]
+    sys.path[:] = library(sys.path)
     main()

@@ -6,6 +6,7 @@ The repair is data: files by path. Inputs go in under unguessable ids; what shou
 from __future__ import annotations
 
 import ast
+import re
 import secrets
 from pathlib import PurePosixPath
 
@@ -15,7 +16,7 @@ from rl_core.environments.mutation.calls import Test, canonical
 from rl_core.environments.mutation.sources import Source, modules_of, parse
 from rl_core.environments.mutation.worlds import Subject, run_subjects
 from rl_core.environments.tasks import Task
-from rl_core.errors import TaskSetError
+from rl_core.errors import TaskSetError, WorldError
 from rl_core.sandbox.protocol import MIB, Outcome, RunLimits, Sandbox
 
 LIMITS = RunLimits(
@@ -27,6 +28,7 @@ LIMITS = RunLimits(
     output_bytes=1 * MIB,
     artifact_files=0,
 )
+_WITHOUT_LANDLOCK = 3  # what the child exits with
 MAX_REPAIR_CHARS = 500_000
 # What a repair of one small fault has no use for, unless the file had it before: ways to the original elsewhere.
 _WAYS_ROUND = frozenset(
@@ -55,18 +57,20 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 async def judge_repair(sandbox: Sandbox, task: Task, repair: dict[str, str]) -> Judgement:
     """Judge files that replace those of the task's repository.
 
-    Raises: TaskSetError for a task that is none of these, WorldError when the sandbox does not start; whatever the
-    repair does is a judgement.
+    Raises: TaskSetError for a task that is none of these, WorldError when the sandbox does not start or cannot hide the
+    original; whatever the repair does is a judgement.
     """
     source, visible, hidden = _read(task)
-    refusal = _refusal(source, repair)
+    refusal = _refusal(source, repair, needed=str(task.reference.get("solution", {}).get("new", "")))
     if refusal:
         return Judgement(visible=0.0, hidden=0.0, first_failure=refusal)
     tests = [visible, *hidden]
     files = {path: text for path, text in repair.items() if path != task.input["test"]}
-    subject = Subject(source=source, calls=[test.call for test in tests], files=files)
+    subject = Subject(source=source, calls=[test.call for test in tests], files=files, sealed=True)
     run = 5 * (1 + secrets.randbelow(1000))  # a multiple of five: an unknown order and hash seed, the true time
     result, (reply,) = await run_subjects(sandbox, [subject], run=run, limits=LIMITS)
+    if result.exit_code == _WITHOUT_LANDLOCK:
+        raise WorldError("repairs are judged with the original hidden, which needs a kernel with Landlock (5.13)")
     failures = [_failure(test, answer) for test, answer in zip(tests, reply.answers, strict=True)]
     first = next(filter(None, failures), "")
     reason = _ENDS.get(result.outcome) or reply.detail or ("" if reply.end == "done" else f"the code {reply.end}")
@@ -82,19 +86,20 @@ def _read(task: Task) -> tuple[Source, Test, list[Test]]:
         visible = msgspec.convert(task.reference["visible"], Test)
         hidden = msgspec.convert(task.reference["hidden"], list[Test])
         blocked = tuple(task.reference["blocked"])
+        name = str(task.reference["source"])
     except (KeyError, AttributeError, TypeError, msgspec.ValidationError) as error:
         raise TaskSetError(f"task {task.id} is no repair task: {error!r}") from error
     if not hidden:
         raise TaskSetError(f"task {task.id} has no hidden tests")
-    source = Source("repository", "", "", files, modules_of(files), blocked)
+    source = Source(name, "", "", files, modules_of(files), blocked)
     return source, visible, hidden
 
 
-def _refusal(source: Source, repair: dict[str, str]) -> str:
-    """Why a repair is not even run; or nothing."""
+def _refusal(source: Source, repair: dict[str, str], *, needed: str) -> str:
+    """Why a repair is not even run; or nothing. Words of the known repair (`needed`) are never the reason."""
     if sum(map(len, repair.values())) > MAX_REPAIR_CHARS:
         return f"the repair is longer than {MAX_REPAIR_CHARS} characters"
-    known = set().union(*(_words(text) for text in source.files.values()))
+    known = set(re.findall(r"\w+", needed)).union(*(_words(text) for text in source.files.values()))
     barred = _WAYS_ROUND | set(source.roots) | set(source.blocked)
     for path, text in repair.items():
         parts = PurePosixPath(path).parts
@@ -122,6 +127,8 @@ def _words(text: str) -> set[str]:
             words.add(node.id)
         elif isinstance(node, ast.Attribute):
             words.add(node.attr)
+        elif isinstance(node, ast.MatchClass):
+            words.update(node.kwd_attrs)
     return words
 
 

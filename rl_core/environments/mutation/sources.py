@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import platform
 import re
+import sys
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
@@ -88,6 +89,8 @@ def _standard_library() -> Iterator[Source]:
             files = {f"{name.replace('.', '_')}.py": _read(file)} if file.is_file() else {}
         if not files or (_relative(files) and len(files) == 1) or not _fits(files):
             continue
+        if f"_{name}" in {*TWINS} & {*sys.builtin_module_names}:
+            continue  # its twin is part of the interpreter: no world without the original can be had
         blocked = tuple(twin for twin in TWINS if _NEEDED.get(name) != twin)
         yield Source(name, origin, "PSF-2.0", _with_licence(files, licence), modules_of(files), blocked)
 

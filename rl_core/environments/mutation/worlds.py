@@ -20,7 +20,7 @@ from rl_core.sandbox.protocol import MIB, Outcome, RunLimits, RunResult, Sandbox
 _HERE = Path(__file__).parent
 _FILES = {
     "child.py": (_HERE / "child.py").read_bytes(),
-    "rl_core/environments/mutation/values.py": (_HERE / "values.py").read_bytes(),
+    **{f"rl_core/environments/mutation/{name}": (_HERE / name).read_bytes() for name in ("values.py", "sealing.py")},
 }
 LIMITS = RunLimits(
     wall_s=300.0,
@@ -35,7 +35,10 @@ BATCH = 24  # subjects a world
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """One repository and what is asked of it: calls, or one test file by its name. `files` replace the source's."""
+    """One repository and what is asked of it: calls, or one test file by its name. `files` replace the source's.
+
+    `sealed` hides the standard library's own module of the source's name from the repository's process.
+    """
 
     source: Source
     calls: list[Call] = []
@@ -43,6 +46,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     test: str = ""
     modules: list[str] = []
     traced: bool = False
+    sealed: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +120,7 @@ def _request(subject: Subject, rng: random.Random, run: int) -> tuple[dict[str, 
         "cases": cases,
         "traced": subject.traced,
         "clock": run % 5,
+        "original": subject.source.name if subject.sealed else "",
     }
     return request, ids
 

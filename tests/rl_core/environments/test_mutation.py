@@ -2,14 +2,12 @@
 
 import asyncio
 import builtins
-import sys
 from dataclasses import replace
 
 import msgspec
 import pytest
 
 from rl_core.environments.mutation import __main__ as command
-from rl_core.environments.mutation import grading
 from rl_core.environments.mutation.calls import Call
 from rl_core.environments.mutation.calls import Test as Check
 from rl_core.environments.mutation.drafts import TEST_FILE, draft
@@ -202,18 +200,6 @@ async def test_cheats_do_not_pass(sandbox, task, cheat):
     assert judged.hidden < 1
     assert judged.first_failure.isprintable()
     assert 0 < len(judged.first_failure) <= 200
-
-
-async def test_the_original_beside_it_would_pass_and_is_refused(sandbox, worlds, monkeypatch):
-    made = await make(worlds, find_sources(["colorsys"]), count=1, seed=0, progress=lambda line: None)
-    (task,) = made.tasks.tasks
-    beside = f"/python/lib/python{sys.version_info.major}.{sys.version_info.minor}/colorsys.py"
-    repair = {"colorsys.py": f"exec(open({beside!r}).read())\n"}
-    judged = await judge_repair(sandbox, task, repair)
-    assert (judged.visible, judged.hidden) == (0.0, 0.0)
-    assert judged.first_failure == "a repair does not need exec, open"
-    monkeypatch.setattr(grading, "_refusal", lambda source, repair: "")
-    assert (await judge_repair(sandbox, task, repair)).passed
 
 
 @pytest.mark.parametrize("text", [SHOP, BROKEN.replace("result - price", "sum((result, price))")])
