@@ -36,23 +36,24 @@ def sandboxd_command(folder: Path, *arguments: str) -> list[str]:
 def running_sandboxd(folder: Path, *arguments: str, secret: str = "") -> Iterator[Sandboxd]:
     """Start, wait until it answers, stop. Skips the test where this machine cannot run sandboxes."""
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "SLIPWAY_SECRET": secret}
-    process = subprocess.Popen(
-        sandboxd_command(folder, *arguments), env=environment, cwd=folder, stderr=subprocess.PIPE, text=True
-    )
+    with (folder / "log").open("w") as log:  # not a pipe: nobody reads it, and a full one stops the daemon
+        process = subprocess.Popen(
+            sandboxd_command(folder, *arguments), env=environment, cwd=folder, stderr=log, text=True
+        )
     daemon = Sandboxd(process, folder / "s.sock", SandboxClient(folder / "s.sock"))
     try:
         wait_until_ready(daemon)
         yield daemon
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.wait(timeout=30)
 
 
 def wait_until_ready(daemon: Sandboxd) -> None:
     deadline = time.monotonic() + 60
     while True:
         if daemon.process.poll() == REFUSED:
-            pytest.skip(f"sandboxd refuses: {daemon.process.stderr.read().strip()}")
+            pytest.skip(f"sandboxd refuses: {(daemon.socket.parent / 'log').read_text().strip()}")
         transport = httpx.HTTPTransport(uds=str(daemon.socket))
         try:
             with httpx.Client(transport=transport, base_url="http://sandboxd") as client:

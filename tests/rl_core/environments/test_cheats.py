@@ -5,7 +5,6 @@ import functools
 import io
 import re
 import sys
-import threading
 import zipfile
 from importlib import metadata
 from typing import NamedTuple
@@ -275,8 +274,6 @@ async def test_a_repair_may_bring_back_a_word_that_the_fault_took_away(sandbox):
 @pytest.mark.timeout(1800)
 async def test_a_hundred_honest_repairs_pass(tmp_path):
     with running_sandboxd(tmp_path) as daemon:
-        # A line for each of the many runs: unread, they would fill the pipe and stop sandboxd.
-        threading.Thread(target=daemon.process.stderr.read, daemon=True).start()
         found = await make(Worlds(daemon.client), find_sources(), count=100, seed=1, progress=lambda line: None)
         assert len(found.tasks.tasks) == 100
         assert await judge_own_repairs(daemon.client, found.tasks.tasks) == {}

@@ -101,9 +101,9 @@ async def test_killing_the_daemon_ends_its_runs_and_a_new_one_starts_clean(tmp_p
         daemon.process.send_signal(signal.SIGKILL)
         with pytest.raises(WorldError):
             await run
-    with running_sandboxd(tmp_path) as daemon:
-        assert (await daemon.client.run(code="print(1)")).stdout == b"1\n"
-    assert await settled() == []
+    with running_sandboxd(tmp_path) as successor:
+        assert (await successor.client.run(code="print(1)")).stdout == b"1\n"
+    assert await settled(daemon, successor) == []
 
 
 async def test_it_stops_cleanly(tmp_path):

@@ -1,11 +1,15 @@
 """What model-written code cannot use up: processor, memory, processes, disk, output, time."""
 
 import asyncio
+import contextlib
+import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 
+from rl_core.sandbox.cgroups import PREFIX
 from rl_core.sandbox.layers import FIRST_UID
 from rl_core.sandbox.protocol import MIB, Outcome, RunLimits
 
@@ -16,34 +20,36 @@ def limits(**changes):
     return RunLimits(**{**{f: getattr(SMALL, f) for f in RunLimits.__struct_fields__}, **changes})
 
 
-def leftovers():
-    """Processes of slot users, and cgroups of runs."""
+def leftovers(*daemons):
+    """Processes of slot users, and cgroups of runs; not those of other daemons on this machine."""
+    own = tuple(f"{PREFIX}{daemon.process.pid}-" for daemon in daemons)
     processes = []
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):
             if FIRST_UID <= folder.stat().st_uid < FIRST_UID + 64:
-                processes.append((folder / "comm").read_text().strip())
-        except FileNotFoundError:
-            continue
-    return processes + [str(path) for path in Path("/sys/fs/cgroup").glob("**/slipway-[0-9]*")]
+                runs = re.findall(rf"{PREFIX}\d+-", (folder / "cgroup").read_text())
+                if not runs or set(runs) & set(own):
+                    processes.append((folder / "comm").read_text().strip())
+    cgroups = [name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names if name.startswith(own)]
+    return processes + cgroups
 
 
-async def settled():
+async def settled(*daemons):
     deadline = time.monotonic() + 10
-    while leftovers() and time.monotonic() < deadline:
+    while leftovers(*daemons) and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
-    return leftovers()
+    return leftovers(*daemons)
 
 
-async def test_a_fork_bomb_is_bounded_and_swept_away(sandbox):
+async def test_a_fork_bomb_is_bounded_and_swept_away(sandboxd, sandbox):
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
     result = await sandbox.run(code=bomb, limits=limits(wall_s=2.0))
     assert result.outcome in (Outcome.TIMEOUT, Outcome.MEMORY, Outcome.KILLED)
     assert result.wall_s < 15
-    assert await settled() == []
+    assert await settled(sandboxd) == []
 
 
-async def test_processes_are_counted(sandbox):
+async def test_processes_are_counted(sandboxd, sandbox):
     code = """
 import os, time
 n = 0
@@ -56,7 +62,7 @@ except OSError:
 """
     result = await sandbox.run(code=code, limits=limits(memory_bytes=256 * MIB))
     assert int(result.stdout) <= SMALL.pids
-    assert await settled() == []
+    assert await settled(sandboxd) == []
 
 
 @pytest.mark.parametrize(
@@ -93,11 +99,11 @@ print(written)
     assert int(written) <= SMALL.disk_bytes
 
 
-async def test_inodes_are_bounded_by_memory(sandbox):
+async def test_inodes_are_bounded_by_memory(sandboxd, sandbox):
     code = "n = 0\nwhile True:\n    open(f'/work/tmp/{n}', 'w').close()\n    n += 1"
     result = await sandbox.run(code=code, limits=limits(cpu_s=20, memory_bytes=32 * MIB))
     assert result.outcome in (Outcome.MEMORY, Outcome.TIMEOUT) or b"No space" in result.stderr, result
-    assert await settled() == []
+    assert await settled(sandboxd) == []
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -123,7 +129,7 @@ async def test_sleeping_past_the_limit(sandbox, code):
     assert 1.0 <= result.wall_s < 10
 
 
-async def test_a_daemon_does_not_outlive_its_run(sandbox):
+async def test_a_daemon_does_not_outlive_its_run(sandboxd, sandbox):
     code = """
 import os, time
 if os.fork() == 0:
@@ -139,7 +145,7 @@ print("done")
     result = await sandbox.run(code=code, limits=SMALL)
     assert (result.outcome, result.stdout, result.artifacts) == (Outcome.OK, b"done\n", {})
     assert result.wall_s < 15
-    assert await settled() == []
+    assert await settled(sandboxd) == []
 
 
 async def test_exit_codes_signals_and_input(sandbox):
