@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models.functions import Now
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -21,6 +21,7 @@ from rest_framework.utils.encoders import JSONEncoder
 from controlplane.errors import Conflict, Invalid
 from controlplane.models import IdempotencyRecord, Project
 from controlplane.services.idempotency import KEPT
+from controlplane.services.locks import call_try_lock
 
 HEADER = "Idempotency-Key"
 REPLAYED_HEADER = "Idempotency-Replayed"
@@ -63,9 +64,10 @@ def answer_once(
     request_hash = _request_hash(request)
     with transaction.atomic():
         _lock(f"{project.pk if project else ''}|{identity}|{key}")
-        mine = IdempotencyRecord.objects.filter(actor=identity)
-        mine.filter(created_at__lt=Now() - KEPT).delete()
-        same = mine.filter(key=key) if project is None else mine.filter(key=key, project=project)
+        same = IdempotencyRecord.objects.filter(actor=identity, key=key)
+        if project is not None:
+            same = same.filter(project=project)
+        same.filter(created_at__lt=Now() - KEPT).delete()
         record = same.first()
         if record is not None:
             return _replay(record, request_hash)
@@ -85,11 +87,8 @@ def answer_once(
 
 def _lock(name: str) -> None:
     """Hold the name until the transaction ends, or say that another does."""
-    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [number])
-        if not cursor.fetchone()[0]:
-            raise KeyInFlight("a call with this Idempotency-Key is still running; try again in a moment", HEADER)
+    if not call_try_lock(name):
+        raise KeyInFlight("a call with this Idempotency-Key is still running; try again in a moment", HEADER)
 
 
 def _replay(record: IdempotencyRecord, request_hash: str) -> Response:

@@ -12,6 +12,6 @@ KEPT = timedelta(hours=24)
 
 
 def idempotency_age() -> int:
-    """Forget answers that are older than that; how many. A caller's own go with their next call, at the latest here."""
+    """Forget answers that are older than that; how many. A key used again after that time drops its own."""
     deleted, _ = IdempotencyRecord.objects.filter(created_at__lt=Now() - KEPT).delete()
     return deleted

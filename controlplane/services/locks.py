@@ -1,6 +1,6 @@
-"""Advisory locks that live as long as their transaction: who decides about a run, or who takes clusters, one at a time.
+"""Advisory locks that live as long as their transaction: on decisions about a run, on clusters, on repeated calls.
 
-Whoever takes both takes the run's first.
+Whoever takes a run's and the clusters' takes the run's first.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ def clusters_try_lock(project_id: uuid.UUID) -> bool:
 def clusters_lock(project_id: uuid.UUID) -> None:
     """Wait for that lock."""
     _wait(f"clusters/{project_id}")
+
+
+def call_try_lock(name: str) -> bool:
+    """Take the lock of a call that is answered once, or say at once that the same call has not ended."""
+    return _try(f"call/{name}")
 
 
 def _try(name: str) -> bool:

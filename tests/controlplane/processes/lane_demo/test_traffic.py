@@ -6,24 +6,26 @@ from dataclasses import replace
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.conf import settings
 
 from controlplane.models import Feedback, FeedbackSource, Generation
 from controlplane.processes.errors import DemoFault
 from controlplane.processes.lane_demo import population, truth
+from controlplane.processes.lane_demo.judgement import read, satisfied
 from controlplane.processes.lane_demo.population import FLOOD, FORGERIES, Person, Temper, people
 from controlplane.processes.lane_demo.traffic import Crowd, Doors
 from controlplane.processes.lane_demo.truth import REPLIES_A_QUESTION, _sample
+from controlplane.services.generations import user_hash
 from controlplane.services.signals import signal_define
 from controlplane.services.sources import source_create
 from controlplane.states import Consent, SignalType
 from rl_core.environments import short_replies
-from rl_core.types import Split
+from rl_core.store.object_store import open_store
+from rl_core.types import Split, Trajectory
 from tests.lane_rows import ACTOR
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(240)]
 
-# Of 40 answers at random one may begin with a capital and end with a full stop.
-BY_CHANCE = 4
 QUESTIONS = ["What do bees make?", "Where is the Great Wall?"]
 
 
@@ -61,14 +63,22 @@ async def test_people_are_answered_and_what_they_send_is_joined(doors, world):
     assert all(row.user_hash and row.session and row.trainable for row in generations)
     assert {row.sampled_tokens for row in generations} == {short_replies.MAX_TOKENS}
     version = str(await sync_to_async(world.version)())
-    assert tally.read[version] == 40
-    assert tally.satisfying[version] <= BY_CHANCE, "endless gibberish satisfies nobody"
+    # Among answers at random one may by chance be a sentence: nearly always none is, and then nobody is satisfied.
+    by_hash = {user_hash(lane=world.lane, user_key=person.key): person for person in honest}
+    store = open_store(settings.STORE_URL)
+    readings = []
+    for row in generations:
+        last = Trajectory.from_bytes(await sync_to_async(store.get_blob)(row.content_key)).messages[-1]
+        readings.append((by_hash[row.user_hash].persona, read(last.content)))
+    satisfying = sum(satisfied(persona, reading) for persona, reading in readings)
+    assert (tally.read[version], tally.satisfying[version]) == (40, satisfying)
     feedback = [row async for row in Feedback.objects.select_related("signal")]
     assert len(feedback) == tally.sent(Temper.HONEST) == tally.accepted(Temper.HONEST)
     assert {row.state for row in feedback} == {"joined"}
     thumbs = [row.value for row in feedback if row.signal.slug == "thumbs"]
     assert len(thumbs) == 40 - tally.silent
-    assert abs(sum(thumbs) - tally.slips) <= BY_CHANCE, "only a slip likes what satisfies nobody"
+    sentences = sum(reading.complete for _, reading in readings)
+    assert abs(sum(thumbs) - tally.slips) <= sentences, "only a slip likes what satisfies nobody"
 
 
 async def test_a_forger_gets_nothing_in_and_a_flooder_many_voices_of_one(doors):
