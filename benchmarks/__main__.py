@@ -1,8 +1,8 @@
 """`python -m benchmarks NAME [--quick]`, or `--all` to run every benchmark; both rewrite `benchmarks/RESULTS.md`.
 
-Progress goes to stderr, one JSON object to the last line of stdout. A whole run is kept in `var/benchmarks/NAME.json`,
-and RESULTS.md is written from what is kept there, each with its date; a quick one is printed alone. Exit status: 0, 1
-when a benchmark failed, 2 for an unknown name.
+Progress goes to stderr, one JSON object to the last line of stdout. A whole run is kept in `var/benchmarks/NAME.json`
+and takes its section's place in RESULTS.md, whose other sections stay as they are; a quick one is printed alone. Exit
+status: 0, 1 when a benchmark failed, 2 for an unknown name.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rl_core.errors import RlCoreError
 
 _RESULTS = Path(__file__).with_name("RESULTS.md")
 _KEPT = Path("var/benchmarks")
+_HEAD = "# Benchmark results\n\nWritten by `python -m benchmarks NAME` and `make bench`; do not edit.\n"
 _NOT_BENCHMARKS = {"__main__", "measure"}
 
 
@@ -54,12 +55,12 @@ def run_one(name: str, *, quick: bool) -> dict[str, object]:
 
 
 def keep(name: str, result: dict[str, object]) -> None:
-    """Keep a whole run's result, and write RESULTS.md anew."""
+    """Keep a whole run's result, and put it into RESULTS.md."""
     _KEPT.mkdir(parents=True, exist_ok=True)
     dated = {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", **result}
     (_KEPT / f"{name}.json").write_text(json.dumps(dated))
-    kept = {path.stem: json.loads(path.read_text()) for path in sorted(_KEPT.glob("*.json"))}
-    _RESULTS.write_text(_markdown({name: kept[name] for name in names() if name in kept}))
+    present = _RESULTS.read_text() if _RESULTS.is_file() else ""
+    _RESULTS.write_text(_with_section(present, name, dated))
 
 
 def run_all(*, quick: bool) -> int:
@@ -74,19 +75,26 @@ def run_all(*, quick: bool) -> int:
     return 1 if failed else 0
 
 
-def _markdown(results: dict[str, dict[str, object]]) -> str:
-    lines = ["# Benchmark results", "", "Written by `python -m benchmarks NAME` and `make bench`; do not edit."]
-    for name, result in results.items():
-        machine = result["host"]
-        assert isinstance(machine, dict)
-        lines += ["", f"## {name}", ""]
-        lines += [f"{result['date']} on {machine['model']}, {machine['cores']} cores, {result['seconds']} s.", ""]
-        lines += ["| key | value |", "|---|---|"]
-        lines += [
-            f"| `{key}` | {_cell(value)} |"
-            for key, value in result.items()
-            if key not in {"date", "host", "quick", "seconds"}
-        ]
+def _with_section(text: str, name: str, result: dict[str, object]) -> str:
+    """RESULTS.md with the result in its section; those of other benchmarks that still exist stay as they are."""
+    kept = {part.partition("\n")[0]: f"## {part.strip()}\n" for part in text.split("\n## ")[1:]}
+    kept[name] = _section(name, result)
+    return "\n".join([_HEAD, *(kept[one] for one in names() if one in kept)])
+
+
+def _section(name: str, result: dict[str, object]) -> str:
+    machine = result["host"]
+    assert isinstance(machine, dict)
+    rows = [(key, value) for key, value in result.items() if key not in {"date", "host", "quick", "seconds"}]
+    lines = [
+        f"## {name}",
+        "",
+        f"{result['date']} on {machine['model']}, {machine['cores']} cores, {result['seconds']} s.",
+        "",
+        "| key | value |",
+        "|---|---|",
+        *(f"| `{key}` | {_cell(value)} |" for key, value in rows),
+    ]
     return "\n".join(lines) + "\n"
 
 

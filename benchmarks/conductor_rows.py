@@ -148,7 +148,7 @@ def history(*, groups: int) -> Run:
     rows = [
         RolloutGroup(
             run=run, stage=stage, step=steps[n // GROUPS_A_STEP], task=task, purpose=GroupPurpose.TRAIN,
-            state=GroupState.CONSUMED, position=1000 + n, size=ATTEMPTS, seed=n, admitted_version=first,
+            state=GroupState.CONSUMED, position=1000 + n, draw=1000 + n, size=ATTEMPTS, seed=n, admitted_version=first,
             oldest_version=first, mean_reward=0.5, finished_at=now,
         )
         for n in range(groups)

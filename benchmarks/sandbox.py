@@ -5,8 +5,10 @@ as many at once as there are cores; in turn with them, in blocks, the same inter
 fork and exec, and in bubblewrap with its namespaces alone (where it is installed).
 
 - `cold_per_s`, `cold_p50_ms`, `cold_p99_ms`; `alone_p50_ms`, `alone_p99_ms`: one at a time, nothing beside it;
-- `bare_…`, `bwrap_…`: the same of the peers; `cold_vs_bare`, `cold_vs_bwrap`: our starts a second ÷ theirs (a start of
-  ours runs two interpreters, the supervisor's and the program's);
+- `cold_cpu_ms`: processor time of a start, the client's, sandboxd's and the world's together, which what else runs on
+  the machine does not change; it is taken by a cgroup (v1, as root);
+- `bare_…`, `bwrap_…`: the same of the peers; `cold_vs_bare`, `cold_vs_bwrap`: our starts a second ÷ theirs ;
+- `pool_p50_ms`, `pool_p99_ms`: one at a time while worlds wait that were started ahead;
 - `burst_s`: 500 worlds asked at once by ten clients, until the last answer; `burst_client_max_vs_median`: the longest
   mean wait of a client ÷ the median one; `burst_late_share`: the wait of a client that asks for one world behind the
   burst ÷ what the burst takes, 1 if it waits for all; `burst_daemon_peak_mb`, `daemon_before_mb`: the most memory that
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -42,6 +45,7 @@ from rl_core.sandbox.client import SandboxClient
 
 WORLDS: Final = 500
 CLIENTS: Final = 10
+AHEAD: Final = 8
 _PROGRAM: Final = "print(6 * 7)"
 _ANSWER: Final = b"42\n"
 _CORES: Final = len(os.sched_getaffinity(0))
@@ -98,12 +102,26 @@ class Starts:
 
 def run(*, quick: bool, progress: Progress) -> dict[str, object]:
     """See the module's text."""
-    missing = ["pool_p50_ms (no pool)"]
-    with sandboxd() as (process, socket):
+    missing = []
+    progress("from the pool")
+    pool = Starts(lambda: from_pool(rounds(quick=quick)))
+    for _ in range(2):
+        pool()
+    with contextlib.ExitStack() as stack:
+        process, socket = stack.enter_context(sandboxd("--ahead", "0"))
         client = SandboxClient(socket)
         before = Traces.of(process.pid)
         many, few = (120, 20) if quick else (200, 40)
-        ways = {"cold": Starts(lambda: ours(client, many, _CORES)), "bare": Starts(lambda: peer(_bare(), many))}
+        used = stack.enter_context(cpu_used(process.pid))
+        cpu: list[float] = []
+
+        def cold() -> list[float]:
+            before, own = used(), time.process_time()
+            times = ours(client, many, _CORES)
+            cpu.append(1000 * (used() - before + time.process_time() - own) / many)
+            return times
+
+        ways = {"cold": Starts(cold), "bare": Starts(lambda: peer(_bare(), many))}
         if reason := _bwrap_problem():
             missing.append(f"bwrap_ ({reason})")
         else:
@@ -126,8 +144,31 @@ def run(*, quick: bool, progress: Progress) -> dict[str, object]:
         result |= way.figures(name, per_s[name])
         if name != "cold":
             result[f"cold_vs_{name}"] = per_s["cold"] / per_s[name]
+    if math.isfinite(cpu[0]):
+        result["cold_cpu_ms"] = statistics.median(cpu)
+    else:
+        missing.append("cold_cpu_ms (no cgroup of version 1 to make)")
     memory_mb = {"daemon_before_mb": memory, "burst_daemon_peak_mb": after}
-    return result | alone.figures("alone") | ended | memory_mb | left | {"runs": runs}
+    return result | alone.figures("alone") | pool.figures("pool") | ended | memory_mb | left | {"runs": runs}
+
+
+@contextlib.contextmanager
+def cpu_used(process: int) -> Iterator[Callable[[], float]]:
+    """What a process and all that it starts use of the processor from now on, s; infinite where that is not counted."""
+    own = re.search(r"^\d+:cpuacct:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    home = Path("/sys/fs/cgroup/cpuacct") / own[1].lstrip("/") if own else Path("/nowhere")
+    group = home / f"slipwaybench-{process}"
+    try:
+        group.mkdir()
+    except OSError:
+        yield lambda: math.inf
+        return
+    for member in (psutil.Process(process), *psutil.Process(process).children(recursive=True)):
+        (group / "cgroup.procs").write_text(str(member.pid))
+    yield lambda: int((group / "cpuacct.usage").read_text()) / 1e9
+    for pid in (group / "cgroup.procs").read_text().split():
+        (home / "cgroup.procs").write_text(pid)
+    group.rmdir()
 
 
 def ours(client: SandboxClient, count: int, at_once: int) -> list[float]:
@@ -145,9 +186,24 @@ def ours(client: SandboxClient, count: int, at_once: int) -> list[float]:
     return times
 
 
-async def _start(client: SandboxClient) -> float:
+def from_pool(times: int) -> list[float]:
+    """Seconds of each start from worlds that wait, all of which wait again before each block."""
+
+    async def blocks(client: SandboxClient) -> list[float]:
+        taken = []
+        for _ in range(times):
+            while (await client.health())["ahead"] != AHEAD:
+                await asyncio.sleep(0.01)
+            taken += [await _start(client) for _ in range(AHEAD)]
+        return taken
+
+    with sandboxd("--ahead", str(AHEAD)) as (_, socket):
+        return asyncio.run(blocks(SandboxClient(socket)))
+
+
+async def _start(client: SandboxClient, name: str = "") -> float:
     started = time.perf_counter()
-    result = await client.run(code=_PROGRAM)
+    result = await client.run(code=_PROGRAM, client=name)
     if result.stdout != _ANSWER:
         raise RuntimeError(f"a world ended with {result.outcome.value}: {result.stderr[-300:]!r}")
     return time.perf_counter() - started
@@ -186,10 +242,10 @@ def _bwrap_problem() -> str:
 
 async def burst(socket: Path, worlds: int, clients: int) -> dict[str, float]:
     """Many worlds asked at once, the clients' requests in turn, and one of another client last of all."""
-    askers = [SandboxClient(socket) for _ in range(clients)]
+    client = SandboxClient(socket)
     started = time.perf_counter()
     *waits, late = await asyncio.gather(
-        *(_start(askers[number % clients]) for number in range(worlds)), _start(SandboxClient(socket))
+        *(_start(client, f"client {number % clients}") for number in range(worlds)), _start(client, "late")
     )
     seconds = time.perf_counter() - started
     means = [statistics.fmean(waits[number::clients]) for number in range(clients)]
@@ -223,11 +279,11 @@ def peak_mb(process: int) -> float:
 
 
 @contextlib.contextmanager
-def sandboxd() -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def sandboxd(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A sandboxd of our own, once it answers, and its socket. Raises: SandboxRefused."""
     with tempfile.TemporaryDirectory() as folder:
         socket, log = Path(folder, "s.sock"), Path(folder, "log")
-        command = [sys.executable, "-m", "rl_core.sandbox", "--socket", str(socket), "--state", folder]
+        command = [sys.executable, "-m", "rl_core.sandbox", "--socket", str(socket), "--state", folder, *arguments]
         with log.open("wb") as stderr:
             process = subprocess.Popen(
                 command, cwd=Path(__file__).parents[1], env={"PATH": os.defpath}, stderr=stderr, stdout=stderr

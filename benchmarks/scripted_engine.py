@@ -86,7 +86,7 @@ class ScriptedEngine:
     async def _stream(
         self, body: GenerateBody, reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        version = body.exact_version or "scripted:0-0"
+        version = body.exact_version or body.min_version or "scripted:0-0"
         tokens = list(reply.tokens)[: body.sampling.max_tokens]
         for place, token in enumerate(tokens):
             if place == reply.breaks_after:

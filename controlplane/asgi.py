@@ -1,4 +1,4 @@
-"""The ASGI application: `/v1/` by the gateway, other HTTP by Django, `/ws/v1/live` by the live consumer."""
+"""The ASGI application: `/v1/`, `/rollouts/v1/` by the gateway, other HTTP by Django, `/ws/v1/live` by the consumer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from controlplane.live.origin import origin_checked  # noqa: E402
 from controlplane.live.routing import websocket_urlpatterns  # noqa: E402
 
 pages = body_limited(http)
+GATEWAY = ("/v1/", "/rollouts/v1/")
 
 
 async def http_by_path(scope: Any, receive: Any, send: Any) -> None:
     """The gateway's paths are those where OpenAI clients look."""
-    await (gateway if scope["path"].startswith("/v1/") else pages)(scope, receive, send)
+    await (gateway if scope["path"].startswith(GATEWAY) else pages)(scope, receive, send)
 
 
 application = ProtocolTypeRouter(

@@ -10,6 +10,11 @@ from controlplane.states import Queue
 
 # A hard limit above every lease-bounded slice; the broker's visibility timeout lies above it.
 TASK_TIME_LIMIT_S = 600
+# The limit of what goes over a whole version's weights in one piece. When the broker sends such a task again meanwhile,
+# the unit is leased, and the message does nothing.
+VERSION_TIME_LIMIT_S = 12 * 3600
+# Before the limit a task is told, and fails in good order.
+GRACE_S = 30
 VISIBILITY_TIMEOUT_S = 3600
 
 app = Celery("slipway")
@@ -22,8 +27,6 @@ app.conf.update(
     task_ignore_result=True,
     task_serializer="json",
     accept_content=["json"],
-    task_soft_time_limit=TASK_TIME_LIMIT_S - 30,
-    task_time_limit=TASK_TIME_LIMIT_S,
     worker_soft_shutdown_timeout=5,
     worker_cancel_long_running_tasks_on_connection_loss=True,
     broker_connection_retry_on_startup=True,

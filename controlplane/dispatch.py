@@ -30,7 +30,9 @@ ROUTES: dict[WorkKind, TaskRoute] = {
     WorkKind.TRAIN: TaskRoute("workers.train", Queue.TRAIN),
     WorkKind.TRANSFER: TaskRoute("workers.transfer", Queue.TRANSFER),
     WorkKind.EXPORT: TaskRoute("workers.export", Queue.CONTROL),
+    WorkKind.DERIVE: TaskRoute("workers.derive", Queue.CONTROL),
     WorkKind.SHADOW: TaskRoute("workers.shadow", Queue.ROLLOUT),
+    WorkKind.PROVE: TaskRoute("workers.prove", Queue.SCORE),
     WorkKind.NOTIFY: TaskRoute("workers.notify", Queue.CONTROL),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from django.core.exceptions import ImproperlyConfigured
@@ -45,6 +45,25 @@ class Env:
             return [ip_network(word) for word in self.words(name, [])]
         except ValueError as error:
             raise ImproperlyConfigured(f"{name} must be networks such as 10.0.0.0/8: {error}") from error
+
+    def numbers(self, name: str, default: list[int]) -> list[int]:
+        """Comma-separated whole numbers above 0; 0 alone is none of them. Raises: ImproperlyConfigured."""
+        words = self.words(name, [])
+        try:
+            found = [int(word) for word in words]
+        except ValueError as error:
+            raise ImproperlyConfigured(f"{name} must be whole numbers, 8,64: {error}") from error
+        if any(number < 0 for number in found):
+            raise ImproperlyConfigured(f"{name} must not hold a number below 0")
+        return [number for number in found if number] if words else default
+
+    def choices(self, name: str, allowed: Iterable[str]) -> list[str]:
+        """Comma-separated words of a list; none by default. Raises: ImproperlyConfigured."""
+        words, known = self.words(name, []), list(allowed)
+        unknown = [word for word in words if word not in known]
+        if unknown:
+            raise ImproperlyConfigured(f"{name} does not know {unknown[0]!r}; it may hold {', '.join(known)}")
+        return words
 
     def words(self, name: str, default: list[str]) -> list[str]:
         """Comma-separated words."""

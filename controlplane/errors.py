@@ -12,6 +12,7 @@ ControlPlaneError
 ├── Gone                  410
 ├── TooLarge              413
 ├── UnsupportedMediaType  415
+├── RangeRefused          416  the bytes asked for lie outside the file
 ├── Throttled             429
 └── Unavailable           503  a part that is needed does not answer
 
@@ -112,6 +113,13 @@ class UnsupportedMediaType(ControlPlaneError):
 
     code = "unsupported_media_type"
     http_status = 415
+
+
+class RangeRefused(ControlPlaneError):
+    """The range of bytes lies outside the file."""
+
+    code = "range_refused"
+    http_status = 416
 
 
 class Throttled(ControlPlaneError):

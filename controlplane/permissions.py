@@ -19,7 +19,9 @@ class Action(StrEnum):
     CATALOG_WRITE = "catalog_write"  # task sets, models
     RUNS_CONTROL = "runs_control"  # create, pause, resume, stop, fork
     RUBRICS_PUBLISH = "rubrics_publish"  # rubric versions, signals and signal maps
-    FLEET_CONTROL = "fleet_control"  # clusters, replicas, pinned versions
+    WEIGHTS_EXPORT = "weights_export"  # have versions written out, and download their weights
+    FLEET_CONTROL = "fleet_control"  # clusters, replicas, pinned versions, lending
+    REPLICA_ENROL = "replica_enrol"  # an engine registers itself and renews its lease
     WORK_REPLAY = "work_replay"  # dead letters
     LANES_MANAGE = "lanes_manage"  # create and configure lanes, sources of feedback
     RELEASES_PROPOSE = "releases_propose"  # propose, advance, pause, resume
@@ -29,7 +31,6 @@ class Action(StrEnum):
     FEEDBACK_RETRACT = "feedback_retract"
     USERS_ERASE = "users_erase"  # erase what a product's user left
     GATEWAY_CALL = "gateway_call"  # ask a lane's model
-    ROLLOUT_CALL = "rollout_call"  # ask one rollout's cluster
 
 
 _EVERYONE = frozenset(MemberRole)
@@ -43,7 +44,9 @@ ROLES: dict[Action, frozenset[MemberRole]] = {
     Action.CATALOG_WRITE: _BUILDERS,
     Action.RUNS_CONTROL: _BUILDERS,
     Action.RUBRICS_PUBLISH: _AUTHORS,
+    Action.WEIGHTS_EXPORT: _BUILDERS,
     Action.FLEET_CONTROL: _BUILDERS,
+    Action.REPLICA_ENROL: _BUILDERS,
     Action.WORK_REPLAY: _BUILDERS,
     Action.LANES_MANAGE: _BUILDERS,
     Action.RELEASES_PROPOSE: _BUILDERS,
@@ -53,19 +56,20 @@ ROLES: dict[Action, frozenset[MemberRole]] = {
     Action.FEEDBACK_RETRACT: _AUTHORS,
     Action.USERS_ERASE: _OWNERS,
     Action.GATEWAY_CALL: _AUTHORS,
-    Action.ROLLOUT_CALL: frozenset(),
 }
 
-_OPERATING = frozenset({Scope.READ, Scope.RUNS, Scope.RELEASES, Scope.RUBRICS, Scope.FLEET, Scope.ADMIN})
+_OPERATING = frozenset({Scope.READ, Scope.RUNS, Scope.RELEASES, Scope.RUBRICS, Scope.FLEET, Scope.EXPORT, Scope.ADMIN})
 
-# A scope to operate implies reading; scopes of the product (feedback, gateway, rollout) let nothing be read.
+# A scope to operate implies reading; scopes of the product (feedback, gateway) let nothing be read.
 SCOPES: dict[Action, frozenset[Scope]] = {
     Action.READ: _OPERATING,
     Action.PROJECT_MANAGE: frozenset({Scope.ADMIN}),
     Action.CATALOG_WRITE: frozenset({Scope.RUNS}),
     Action.RUNS_CONTROL: frozenset({Scope.RUNS}),
     Action.RUBRICS_PUBLISH: frozenset({Scope.RUBRICS}),
+    Action.WEIGHTS_EXPORT: frozenset({Scope.EXPORT}),
     Action.FLEET_CONTROL: frozenset({Scope.FLEET}),
+    Action.REPLICA_ENROL: frozenset({Scope.REPLICA}),
     Action.WORK_REPLAY: frozenset({Scope.RUNS, Scope.FLEET}),
     Action.LANES_MANAGE: frozenset({Scope.RELEASES}),
     Action.RELEASES_PROPOSE: frozenset({Scope.RELEASES}),
@@ -75,7 +79,6 @@ SCOPES: dict[Action, frozenset[Scope]] = {
     Action.FEEDBACK_RETRACT: frozenset({Scope.FEEDBACK}),
     Action.USERS_ERASE: frozenset({Scope.ADMIN}),
     Action.GATEWAY_CALL: frozenset({Scope.GATEWAY}),
-    Action.ROLLOUT_CALL: frozenset({Scope.ROLLOUT}),
 }
 
 

@@ -14,6 +14,7 @@ import msgspec
 from django.core.exceptions import ImproperlyConfigured
 
 from controlplane.env import Env
+from rl_core.types import WeightFormat
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = Env(os.environ)  # noqa: TID251
@@ -194,6 +195,17 @@ CHECKPOINT_DIR = Path(env.text("CHECKPOINT_DIR", str(STATE_DIR / "checkpoints"))
 SANDBOX_SOCKET = Path(env.text("SANDBOX_SOCKET", str(RUNTIME_DIR / "sandboxd.sock")))
 REPLICA_TOKEN_DIR = RUNTIME_DIR / "tokens"
 
+# What is derived from published versions, and how long weights are kept.
+SKIP_DELTAS = env.numbers("SKIP_DELTAS", [8, 64])
+SNAPSHOT_EVERY = env.number("SNAPSHOT_EVERY", 128)
+SERVING_FORMATS = env.choices("SERVING_FORMATS", [name.value for name in WeightFormat if name is not WeightFormat.BF16])
+RETENTION_VERSIONS = env.number("RETENTION_VERSIONS", 64)
+ROLLBACK_DAYS = env.number("ROLLBACK_DAYS", 30)
+AUDIT_DAYS = env.number("AUDIT_DAYS", 0)
+EXPORT_DAYS = env.number("EXPORT_DAYS", 7)
+GARBAGE_GRACE_S = env.number("GARBAGE_GRACE_S", 24 * 3600)
+GARBAGE_EVERY_S = env.number("GARBAGE_EVERY_S", 3600)
+
 # Timing of the control loop, in seconds.
 CONDUCTOR_TICK_S = env.number("CONDUCTOR_TICK_MS", 500) / 1000
 REDELIVERY_S = env.number("REDELIVERY_S", 20)
@@ -205,8 +217,15 @@ ENGINE_MAX_SEQS = env.number("ENGINE_MAX_SEQS", 32)
 GATEWAY_TIMEOUT_S = env.number("GATEWAY_TIMEOUT_S", 300)
 GATEWAY_FIRST_TOKEN_S = env.number("GATEWAY_FIRST_TOKEN_S", 60)
 GATEWAY_MAX_REQUESTS = env.number("GATEWAY_MAX_REQUESTS", 256)
+PUBLIC_URL = env.text("PUBLIC_URL")
 FEEDBACK_HORIZON_S = env.number("FEEDBACK_HORIZON_S", 6 * 3600)
+REPLICA_FORGET_S = env.number("REPLICA_FORGET_S", 24 * 3600)
 ALERT_HOOK_NETWORKS = env.networks("ALERT_HOOK_NETWORKS")
+GRADER_NETWORKS = env.networks("GRADER_NETWORKS")
+METRICS_NETWORKS = env.networks("METRICS_NETWORKS")
+REPLICA_NETWORKS = env.networks("REPLICA_NETWORKS")
+_grader_secrets = env.text("GRADER_SECRETS")
+GRADER_SECRETS = Path(_grader_secrets) if _grader_secrets else None
 
 LOG_LEVEL = env.text("LOG_LEVEL", "INFO")
 LOGGING = {

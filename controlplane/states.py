@@ -69,6 +69,23 @@ class VersionState(TextChoices):
     ABANDONED = "abandoned"
 
 
+class PublicationKind(TextChoices):
+    """What a publication holds."""
+
+    DELTA = "delta"  # from the version it was trained from
+    SKIP = "skip"  # a delta over many versions
+    SNAPSHOT = "snapshot"  # everything
+
+
+class ExportState(TextChoices):
+    """How far an export is; read from its row and its unit of work."""
+
+    PENDING = "pending"
+    READY = "ready"
+    FAILED = "failed"
+    DELETED = "deleted"
+
+
 class TransferState(TextChoices):
     """Life of one replica's move to one version."""
 
@@ -88,14 +105,31 @@ class EvaluationState(TextChoices):
     FAILED = "failed"
 
 
-class ReplicaState(TextChoices):
-    """What is known of an engine endpoint."""
+class ProofState(TextChoices):
+    """Life of a task set's proof. A dead unit of work leaves it pending, and may be replayed."""
 
-    OFFLINE = "offline"
+    PENDING = "pending"
+    PROVEN = "proven"
+    REFUSED = "refused"  # some tasks do not hold: no run may start with them
+
+
+class ReplicaState(TextChoices):
+    """What is known of an engine endpoint. Only those that are ready or reconciling are given requests."""
+
+    OFFLINE = "offline"  # it does not answer, or its lease lapsed
     READY = "ready"
-    RECONCILING = "reconciling"
-    POISONED = "poisoned"
-    DRAINING = "draining"
+    RECONCILING = "reconciling"  # it answers with what it has while weights are on their way
+    POISONED = "poisoned"  # what it holds is not what it should be: it waits for its repair
+    DRAINING = "draining"  # taken out by a person; it finishes what it has
+    DRAINED = "drained"  # and nothing is under way on it any more
+
+
+class LoanState(TextChoices):
+    """Life of the lending of one replica of a serving cluster to the rollouts of a run."""
+
+    LENT = "lent"
+    RETURNING = "returning"  # no rollout begins on it any more; its slot goes back
+    RETURNED = "returned"
 
 
 class ReleaseState(TextChoices):
@@ -201,12 +235,18 @@ TRANSITIONS: dict[type[TextChoices], dict[TextChoices, frozenset[TextChoices]]] 
         (_E.RUNNING, (_E.DONE, _E.FAILED)),
         (_E.FAILED, (_E.PENDING,)),
     ),
+    ProofState: _table((ProofState.PENDING, (ProofState.PROVEN, ProofState.REFUSED))),
     ReplicaState: _table(
-        (_C.OFFLINE, (_C.READY, _C.RECONCILING, _C.POISONED)),
-        (_C.READY, (_C.OFFLINE, _C.RECONCILING, _C.POISONED, _C.DRAINING)),
-        (_C.RECONCILING, (_C.OFFLINE, _C.READY, _C.POISONED, _C.DRAINING)),
-        (_C.POISONED, (_C.OFFLINE, _C.READY, _C.RECONCILING)),
-        (_C.DRAINING, (_C.OFFLINE, _C.READY, _C.RECONCILING)),
+        (_C.OFFLINE, (_C.READY, _C.RECONCILING, _C.POISONED, _C.DRAINING, _C.DRAINED)),
+        (_C.READY, (_C.OFFLINE, _C.RECONCILING, _C.POISONED, _C.DRAINING, _C.DRAINED)),
+        (_C.RECONCILING, (_C.OFFLINE, _C.READY, _C.POISONED, _C.DRAINING, _C.DRAINED)),
+        (_C.POISONED, (_C.OFFLINE, _C.READY, _C.RECONCILING, _C.DRAINING, _C.DRAINED)),
+        (_C.DRAINING, (_C.OFFLINE, _C.READY, _C.RECONCILING, _C.POISONED, _C.DRAINED)),
+        (_C.DRAINED, (_C.OFFLINE, _C.READY, _C.RECONCILING, _C.POISONED, _C.DRAINING)),
+    ),
+    LoanState: _table(
+        (LoanState.LENT, (LoanState.RETURNING, LoanState.RETURNED)),
+        (LoanState.RETURNING, (LoanState.RETURNED,)),
     ),
     ReleaseState: _table(
         (_L.PENDING, (_L.GATING, _L.SKIPPED, _L.FAILED, _L.PAUSED)),
@@ -243,9 +283,11 @@ class WorkKind(TextChoices):
     SCORE = "score"  # ref: RolloutGroup
     TRAIN = "train"  # ref: Step
     TRANSFER = "transfer"  # ref: Transfer
-    EXPORT = "export"  # ref: PolicyVersion
+    EXPORT = "export"  # ref: Export
+    DERIVE = "derive"  # ref: Publication
     SHADOW = "shadow"  # ref: Release
     NOTIFY = "notify"  # ref: AlertDelivery
+    PROVE = "prove"  # ref: TaskSetProof
 
 
 class Queue(StrEnum):
@@ -273,6 +315,7 @@ class DesiredSource(TextChoices):
     CANDIDATE = "candidate"
     EVALUATION = "evaluation"  # for as long as an evaluation needs it
     PINNED = "pinned"  # by a person, who alone ends it
+    LENT = "lent"  # a run's training head, in the spare slot of a serving replica
 
 
 class WeightSlot(StrEnum):
@@ -302,7 +345,8 @@ class Scope(TextChoices):
     ADMIN = "admin"
     FEEDBACK = "feedback"
     GATEWAY = "gateway"
-    ROLLOUT = "rollout"  # resolves to one rollout's cluster alone
+    EXPORT = "export"  # have versions written out, and download their weights
+    REPLICA = "replica"  # an engine's own: to register and renew its lease
 
 
 class ActorKind(TextChoices):
@@ -369,7 +413,9 @@ class AlertKind(TextChoices):
     GUARDRAIL = "guardrail"  # a canary was rolled back
     SAMPLE_RATIO = "sample_ratio"  # the arms' sizes do not fit their shares
     ORPHANS = "orphans"  # feedback finds no generations
+    CHEATING = "cheating"  # a sign of cheating in rollouts of an environment rose
     SLOT_SKIPPED = "slot_skipped"
+    LOAN_OVERDUE = "loan_overdue"  # a lent replica holds a training version longer than was promised to its users
 
 
 class EventType(TextChoices):
@@ -380,11 +426,17 @@ class EventType(TextChoices):
     KEY_CREATED = "key.created"
     KEY_REVOKED = "key.revoked"
     MODEL_REGISTERED = "model.registered"
+    ENVIRONMENT_REGISTERED = "environment.registered"
     CLUSTER_CREATED = "cluster.created"
+    CLUSTER_CHANGED = "cluster.changed"
     REPLICA_REGISTERED = "replica.registered"
     REPLICA_CHANGED = "replica.changed"
     REPLICA_TARGETED = "replica.targeted"
+    REPLICA_STEERED = "replica.steered"
+    LENDING_CHANGED = "lending.changed"
+    LOAN_CHANGED = "loan.changed"
     TASK_SET_CREATED = "task_set.created"
+    TASK_SET_PROVEN = "task_set.proven"
     RUBRIC_PUBLISHED = "rubric.published"
     RUN_CREATED = "run.created"
     RUN_CHANGED = "run.changed"
@@ -395,6 +447,7 @@ class EventType(TextChoices):
     METRICS_RECORDED = "metrics.recorded"
     VERSION_CHANGED = "version.changed"
     EPOCH_OPENED = "epoch.opened"
+    EXPORT_CHANGED = "export.changed"
     TRANSFER_CHANGED = "transfer.changed"
     EVALUATION_CHANGED = "evaluation.changed"
     WORK_DIED = "work.died"

@@ -24,10 +24,20 @@ MAX_REASON_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """Something else that an act asks for: one of `options`, each a value and its words."""
+
+    name: str
+    label: str
+    options: list[tuple[str, str]]
+    help: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Act:
     """One act on one thing. `perform` gets the reason and the revision that the asker saw; it gives what to say then.
 
-    `revision` is the thing's present one; None for what has none.
+    `revision` is the thing's present one; None for what has none. What `choices` were made, `perform` reads itself.
     """
 
     title: str
@@ -40,6 +50,7 @@ class Act:
     dangerous: bool = False
     blast: Blast | None = None
     revision: int | None = None
+    choices: tuple[Choice, ...] = ()
 
 
 def require(access: Access, action: Action) -> None:
@@ -62,11 +73,11 @@ def ask(request: HttpRequest, access: Access, act: Act) -> HttpResponse:
     if request.method == "POST":
         reason = reason_of(request, problems)
         if not problems:
-            with refusals(problems):
+            with refusals(problems, {choice.name: choice.name for choice in act.choices}):
                 act.perform(reason, whole_of(request.POST, "revision"))
                 messages.success(request, act.done)
                 return redirect(act.back)
-    context = {"act": act, "problems": problems, "reason": request.POST.get("reason", "")}
+    context = {"act": act, "problems": problems, "reason": request.POST.get("reason", ""), "chosen": request.POST}
     return show(
         request,
         access,

@@ -56,6 +56,10 @@ STATE_LOOKS: dict[str, Look] = {
     "canary": _GOING,
     "paused": _PAUSED,
     "draining": _PAUSED,
+    "drained": _PAUSED,
+    "lent": _GOING,
+    "returning": _GOING,
+    "returned": _ENDED,
     "completed": _OK,
     "published": _OK,
     "ready": _OK,
@@ -65,6 +69,7 @@ STATE_LOOKS: dict[str, Look] = {
     "committed": _OK,
     "done": _OK,
     "promoted": _OK,
+    "proven": _OK,
     "succeeded": _OK,
     "yielded": _OK,
     "joined": _OK,
@@ -73,6 +78,7 @@ STATE_LOOKS: dict[str, Look] = {
     "superseded": _ENDED,
     "skipped": _ENDED,
     "retracted": _ENDED,
+    "deleted": _ENDED,
     "dropped": _WARN,
     "lapsed": _WARN,
     "orphaned": _WARN,
@@ -91,6 +97,7 @@ STATE_LOOKS: dict[str, Look] = {
     "pass": _OK,
     "fail": _BAD,
     "voided": _BAD,
+    "refused": _BAD,
     "failed": _BAD,
     "errored": _BAD,
     "dead": _BAD,
@@ -110,11 +117,19 @@ EVENT_SENTENCES: dict[EventType, tuple[str, ...]] = {
     EventType.KEY_CREATED: ("API key {name} created with scopes {scopes}",),
     EventType.KEY_REVOKED: ("API key {name} revoked",),
     EventType.MODEL_REGISTERED: ("Model {slug} registered",),
+    EventType.ENVIRONMENT_REGISTERED: ("Remote environment {slug} registered",),
     EventType.CLUSTER_CREATED: ("Cluster {slug} created",),
+    EventType.CLUSTER_CHANGED: ("Cluster {slug}: {change}",),
     EventType.REPLICA_REGISTERED: ("Replica {cluster}/{name} registered",),
     EventType.REPLICA_CHANGED: ("Replica of {cluster} is {state}",),
     EventType.REPLICA_TARGETED: ("Replica of {cluster} is to hold version {version} in slot {slot}",),
+    EventType.REPLICA_STEERED: ("Replica {cluster}/{name}: {action}",),
+    EventType.LENDING_CHANGED: ("Lending of {cluster}: {change}",),
+    EventType.LOAN_CHANGED: ("Replica {cluster}/{name} is {state}",),
     EventType.TASK_SET_CREATED: ("Task set {slug} version {version} stored",),
+    EventType.TASK_SET_PROVEN: (
+        "Task set {slug} version {version} is {state}: {refused} of {checked} tasks do not hold",
+    ),
     EventType.RUBRIC_PUBLISHED: ("Rubric {slug} version {number} published",),
     EventType.RUN_CREATED: ("Run {name} created",),
     EventType.RUN_CHANGED: ("Run is {state}",),
@@ -125,6 +140,7 @@ EVENT_SENTENCES: dict[EventType, tuple[str, ...]] = {
     EventType.METRICS_RECORDED: ("Metrics recorded at step {step}", "Metrics recorded"),
     EventType.VERSION_CHANGED: ("Version {epoch}-{number} is {state}",),
     EventType.EPOCH_OPENED: ("Epoch {epoch} opened",),
+    EventType.EXPORT_CHANGED: ("Export of version {version} as {format} is {state}",),
     EventType.TRANSFER_CHANGED: ("Transfer of version {version} to {cluster} is {state}",),
     EventType.EVALUATION_CHANGED: ("Evaluation after step {step_number} is {state}",),
     EventType.WORK_DIED: ("Work {kind} died after {failures} failures: {code}",),
@@ -153,6 +169,7 @@ _ALARMING_STATES = frozenset({"failed", "poisoned", "dead", "rolled_back", "void
 _MAX_VALUE_CHARS = 120
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _VERSION = re.compile(r"([A-Za-z0-9-]{1,64}):(\d+-\d+)")
+_VERSION_INSIDE = re.compile(rf"\b({_UUID.pattern}):(\d+-\d+)")
 LINEAGE_CHARS = 6
 
 
@@ -176,7 +193,9 @@ def _brief(value: Any) -> str:
     text = "nobody" if value is None else str(value)
     if version := _VERSION.fullmatch(text):
         return f"{version[1][-LINEAGE_CHARS:]}:{version[2]}"
-    return f"…{text[-8:]}" if _UUID.fullmatch(text) else text
+    if _UUID.fullmatch(text):
+        return f"…{text[-8:]}"
+    return _VERSION_INSIDE.sub(lambda found: f"{found[1][-LINEAGE_CHARS:]}:{found[2]}", text)
 
 
 def version_name(version: Any) -> str:

@@ -25,6 +25,7 @@ ENTRIES: list[Entry] = [
     Entry("runs", "Runs", "runs", "run", "Train", shortcut="r"),
     Entry("rollouts", "Rollouts", "rollouts", "rollout", "Train", shortcut="o"),
     Entry("task_sets", "Task sets", "task_sets", "tasks", "Train", shortcut="t"),
+    Entry("environments", "Environments", "environments", "environment", "Train", shortcut="n"),
     Entry("rubrics", "Rubrics", "rubrics", "rubric", "Train", shortcut="b"),
     Entry("lanes", "Lanes", "lanes", "lane", "Ship", shortcut="l"),
     Entry("feedback", "Feedback", "feedback", "feedback", "Ship", shortcut="f"),

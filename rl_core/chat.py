@@ -21,6 +21,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from rl_core import tool_calls
 from rl_core.errors import ModelError
 
 ChatMessage = dict[str, Any]
@@ -44,7 +45,7 @@ class ChatTokenizer:
         try:
             environment = _template_environment()
             self._template = environment.from_string(template)
-            self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(template))
+            self._knows_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(template))
         except jinja2.TemplateError as error:
             raise ModelError(f"the chat template does not parse: {error}") from error
 
@@ -67,6 +68,23 @@ class ChatTokenizer:
     def vocab_size(self) -> int:
         """How many token ids the tokenizer knows; the model's embedding may be padded past it."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template shows tools, and writes calls in the form that `tool_calls` reads.
+
+        Some templates teach a form of their own; a model under one of those is told of its tools in words.
+        """
+        if not self._knows_tools:
+            return False
+        probe = {"name": "probe", "arguments": {"x": 1}}
+        call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": probe}]}
+        try:
+            text = self.render_text([{"role": "user", "content": "."}, call], add_generation_prompt=False)
+        except ModelError:
+            return False
+        bodies = tool_calls.call_bodies(text)
+        return bool(bodies) and tool_calls.read_json(bodies[-1]) == probe
 
     @cached_property
     def token_strings(self) -> list[str]:

@@ -16,15 +16,29 @@ RlCoreError
 ├── StoreError               the object store
 │   ├── ObjectExists         create-only: the key is taken
 │   ├── ObjectMissing        nothing under the key
-│   └── StoreUnavailable     the store did not answer, or has no space left
+│   ├── StoreUnavailable     the store did not answer, or has no space left
+│   └── StoreUnsuitable      a store that overwrites, or cannot do what is needed
 ├── TrainerError             a step that cannot be taken
 │   ├── CheckpointError      a checkpoint that is torn, or is of another run
 │   └── TrainerLost          the trainer process is gone or is not where it is expected
+├── BuildRefused             a repository of which no working environment can be made
+├── DestinationRefused       a URL that may not be asked
+├── DestinationUnreached     nobody answered there, or not within the bounds
+│   └── AnswerTooLarge       more came than is read
 ├── SignalError              what users did cannot be read as a signal
 │   └── JudgeFailed          a judge did not answer, or gave no verdict
 └── EnvironmentFault         a rollout that failed, with whose fault it was
     ├── TaskSetError         a task set that does not validate
+    ├── PatchRefused         what a world exported is no patch
+    ├── GraderFailed         a grader beside the world did not answer, or gave no verdict
+    ├── GraderRefused        a grader cannot be asked as the rubric has it
+    ├── RemoteProtocolError  a remote that answers otherwise than the protocol says
+    ├── RemoteEnded          a remote session whose lease is over, or that its server forgot
+    ├── RemoteFailed         a remote environment that reported its own failure
     ├── WorldError           a world that does not start or does not answer
+    │   ├── RemoteUnreachable   a remote that does not answer
+    │   ├── RemoteBusy          a remote that asks for patience, longer than there is
+    │   └── RemoteDiverged      a remote world that went on otherwise than its session did
     └── SandboxRefused       a required layer of isolation is missing
 
 `code` is stable and machine-readable; `retryable` says whether the same call may succeed later.
@@ -40,6 +54,10 @@ class RlCoreError(Exception):
 
     code: ClassVar[str] = "rl_core_error"
     retryable: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        """The message as every store takes it: what it quotes may have NUL characters or lone surrogates."""
+        return super().__str__().encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 class SpecError(RlCoreError, ValueError):
@@ -145,6 +163,13 @@ class StoreUnavailable(StoreError):
     code = "store_unavailable"
 
 
+class StoreUnsuitable(StoreError):
+    """The store overwrites what must be created once, or does not do what is asked of it at all."""
+
+    code = "store_unsuitable"
+    retryable = False
+
+
 class TrainerError(RlCoreError, RuntimeError):
     """A training step that cannot be taken."""
 
@@ -178,6 +203,26 @@ class TaskSetError(EnvironmentFault, ValueError):
     retryable = False
 
 
+class PatchRefused(EnvironmentFault, ValueError):
+    """What a world exported is not the changes of a file tree, or over the bounds of a patch."""
+
+    code = "patch_refused"
+    retryable = False
+
+
+class GraderFailed(EnvironmentFault):
+    """A judge, a remote grader or a signal gave no verdict. Never a score; the same call may succeed later."""
+
+    code = "grader_failed"
+
+
+class GraderRefused(EnvironmentFault, ValueError):
+    """A grader that cannot be asked as its rubric has it: where it is, its secret, or its parameters are wrong."""
+
+    code = "grader_refused"
+    retryable = False
+
+
 class WorldError(EnvironmentFault):
     """A world that does not start, does not answer, or broke off."""
 
@@ -188,6 +233,72 @@ class SandboxRefused(EnvironmentFault):
     """A required layer of isolation is missing; the message says how to enable it."""
 
     code = "sandbox_refused"
+    retryable = False
+
+
+class BuildRefused(RlCoreError, ValueError):
+    """A repository of which no working environment can be made; the message says why."""
+
+    code = "build_refused"
+
+
+class DestinationRefused(RlCoreError, ValueError):
+    """A URL that leads where messages of ours may not go. Nothing was sent."""
+
+    code = "destination_refused"
+
+
+class DestinationUnreached(RlCoreError, ConnectionError):
+    """A name that does not resolve, no answer in time, or one over its bound."""
+
+    code = "destination_unreached"
+    retryable = True
+
+
+class AnswerTooLarge(DestinationUnreached):
+    """Somebody answered with more than is read of them."""
+
+    code = "answer_too_large"
+    retryable = False
+
+
+class RemoteProtocolError(EnvironmentFault):
+    """A remote world or environment that is of another version, unsigned, out of order, or answers what cannot be."""
+
+    code = "remote_protocol"
+
+
+class RemoteEnded(EnvironmentFault):
+    """A remote session outlived its lease, was closed, or is unknown to its server by now."""
+
+    code = "remote_ended"
+
+
+class RemoteFailed(EnvironmentFault):
+    """A remote environment says that it failed, or its own code raised."""
+
+    code = "remote_failed"
+
+
+class RemoteUnreachable(WorldError):
+    """A remote world or environment did not answer in time, or broke off."""
+
+    code = "remote_unreachable"
+
+
+class RemoteBusy(WorldError):
+    """A remote world or environment asked for patience (HTTP 429, 503) for longer than there was."""
+
+    code = "remote_busy"
+
+
+class RemoteDiverged(WorldError):
+    """A remote world took another step than this session's: a turn was played again otherwise, or the session copied.
+
+    It cannot go on from here, and begins again.
+    """
+
+    code = "remote_diverged"
     retryable = False
 
 
@@ -202,3 +313,13 @@ class JudgeFailed(SignalError):
 
     code = "judge_failed"
     retryable = True
+
+
+class Interrupted(Exception):
+    """Work that whoever asked for it wants no longer. Not a failure: nobody is told of it as one."""
+
+
+def bare(error: RlCoreError) -> RlCoreError:
+    """The error without its traceback: one that is kept would keep the frames that it passed, and their weights."""
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    return error

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from rl_core.errors import SpecError
-from rl_core.types import KvMode, SamplingParams
+from rl_core.session_specs import SessionsSpec, Spec
+from rl_core.types import KvMode, Profile
 
 SPEC_VERSION = 1
 
@@ -48,15 +49,7 @@ class KlEstimator(StrEnum):
     K1_REWARD = "k1_reward"  # k1 as a detached penalty in the reward
 
 
-class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all specs."""
-
-    def _require(self, ok: bool, message: str) -> None:
-        if not ok:
-            raise SpecError(message)
-
-
-class OptimizerSpec(_Spec, frozen=True, kw_only=True):
+class OptimizerSpec(Spec, frozen=True, kw_only=True):
     """AdamW on fp32 master weights."""
 
     learning_rate: float = 3e-5
@@ -73,7 +66,7 @@ class OptimizerSpec(_Spec, frozen=True, kw_only=True):
         self._require(self.clip_norm > 0, f"clip_norm must be positive, not {self.clip_norm}")
 
 
-class LossSpec(_Spec, frozen=True, kw_only=True):
+class LossSpec(Spec, frozen=True, kw_only=True):
     """The objective. `scale` multiplies the token loss over `groups · attempts · max tokens` (Dr. GRPO's constant)."""
 
     kind: LossKind = LossKind.PG_TIS
@@ -100,7 +93,36 @@ class LossSpec(_Spec, frozen=True, kw_only=True):
         self._require(0 <= self.replay_plausibility <= 1, "replay_plausibility must be in [0, 1]")
 
 
-class RlStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
+class CurriculumKind(StrEnum):
+    """Which tasks of the train split a stage draws."""
+
+    UNIFORM = "uniform"  # all in turn, in a seeded order
+    VARIANCE = "variance"  # those whose attempts differ in reward; solved and hopeless ones seldom
+
+
+class CurriculumSpec(Spec, frozen=True, kw_only=True):
+    """How tasks are drawn: see `rl_core.curriculum`. All but `kind` concern `variance` alone.
+
+    A task is settled once it has `settled_after` attempts and its shrunken mean reward is at least `solved_from` or at
+    most `hopeless_below`. `explore` is the share of draws that goes on over all tasks in turn, settled or not.
+    `prior_attempts` is how many imagined attempts at even odds every task begins with.
+    """
+
+    kind: CurriculumKind = CurriculumKind.UNIFORM
+    settled_after: int = 16
+    solved_from: float = 0.9
+    hopeless_below: float = 0.1
+    explore: float = 0.2
+    prior_attempts: float = 2.0
+
+    def __post_init__(self) -> None:
+        self._require(self.settled_after >= 1, f"settled_after must be at least 1, not {self.settled_after}")
+        self._require(0 <= self.hopeless_below < self.solved_from <= 1, "hopeless_below must be below solved_from")
+        self._require(0.01 <= self.explore <= 1, f"explore must be in [0.01, 1], not {self.explore}")
+        self._require(self.prior_attempts > 0, f"prior_attempts must be positive, not {self.prior_attempts}")
+
+
+class RlStage(SessionsSpec, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     """Simulated RL: `steps` optimiser steps of `prompts_per_step` groups with `group_size` attempts each.
 
     `max_staleness` is in policy versions: a rollout whose oldest token is more than that behind the step's base
@@ -115,9 +137,7 @@ class RlStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     prompts_per_step: int = 4
     group_size: int = 8
     max_staleness: int = 2
-    sampling: SamplingParams = SamplingParams(max_tokens=20)
-    max_turns: int = 2
-    max_context_tokens: int = 1024
+    curriculum: CurriculumSpec = CurriculumSpec()
     loss: LossSpec = LossSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     eval_every: int = 0
@@ -131,16 +151,13 @@ class RlStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
         return True
 
     def __post_init__(self) -> None:
-        for name in ("steps", "prompts_per_step", "max_turns", "checkpoint_every", "eval_tasks"):
+        self.check_sessions()
+        for name in ("steps", "prompts_per_step", "checkpoint_every", "eval_tasks"):
             self._require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
         self._require(self.group_size >= 2, f"group_size must be at least 2, not {self.group_size}")
         self._require(self.max_staleness >= 0, f"max_staleness must not be negative, not {self.max_staleness}")
-        self._require(self.max_context_tokens >= 64, "max_context_tokens must be at least 64")
         self._require(self.eval_every >= 0, "eval_every must be 0 (off) or positive")
         self._require(0 <= self.eval_temperature <= 10, "eval_temperature must be in [0, 10]")
-        self._require(
-            self.sampling.trainable, "sampling for training must be untruncated: temperature > 0, top_p 1, top_k 0"
-        )
 
 
 class StratumKey(StrEnum):
@@ -161,7 +178,7 @@ class WindowArm(StrEnum):
     CANARY = "canary"
 
 
-class WindowSpec(_Spec, frozen=True, kw_only=True):
+class WindowSpec(Spec, frozen=True, kw_only=True):
     """Which generations of a lane are trained on. A limit of 0 is off.
 
     `limit` newest generations are read. `user_cap` is how many of one user's are taken, so that nobody steers the model
@@ -191,7 +208,7 @@ class WindowSpec(_Spec, frozen=True, kw_only=True):
         self._require(self.weight_cap >= 1, f"weight_cap must be at least 1, not {self.weight_cap}")
 
 
-class BaselineSpec(_Spec, frozen=True, kw_only=True):
+class BaselineSpec(Spec, frozen=True, kw_only=True):
     """What a reward of a window is compared with under `AdvantageKind.STRATA`: see `rl_core.windows.advantages`."""
 
     stratum: StratumKey = StratumKey.PROMPT
@@ -204,7 +221,7 @@ class BaselineSpec(_Spec, frozen=True, kw_only=True):
         )
 
 
-class PreferenceSpec(_Spec, frozen=True, kw_only=True):
+class PreferenceSpec(Spec, frozen=True, kw_only=True):
     """KTO and DPO beside the policy gradient; a weight of 0 leaves one off. The reference is the window's version.
 
     KTO takes answers that were not sampled from the whole distribution: liked from a reward of `desirable_from` on.
@@ -228,7 +245,7 @@ class PreferenceSpec(_Spec, frozen=True, kw_only=True):
         self._require(-1 <= self.desirable_from <= 1, f"desirable_from must be in [-1, 1], not {self.desirable_from}")
 
 
-class ReplaySpec(_Spec, frozen=True, kw_only=True):
+class ReplaySpec(SessionsSpec, frozen=True, kw_only=True):
     """Rollouts of simulated tasks by the window's version, mixed into its batch against forgetting.
 
     `share` of the batch's attempts are replayed, in whole groups; 0 is off. They train on their group's mean.
@@ -239,25 +256,18 @@ class ReplaySpec(_Spec, frozen=True, kw_only=True):
     task_set: str = "word-problems"
     rubric: str = "word-problems"
     group_size: int = 8
-    sampling: SamplingParams = SamplingParams(max_tokens=20)
-    max_turns: int = 2
-    max_context_tokens: int = 1024
 
     def __post_init__(self) -> None:
+        self.check_sessions()
         self._require(0 <= self.share <= 0.9, f"share must be in [0, 0.9], not {self.share}")
         self._require(self.group_size >= 2, f"group_size must be at least 2, not {self.group_size}")
-        self._require(self.max_turns >= 1, f"max_turns must be at least 1, not {self.max_turns}")
-        self._require(self.max_context_tokens >= 64, "max_context_tokens must be at least 64")
-        self._require(
-            self.sampling.trainable, "sampling for training must be untruncated: temperature > 0, top_p 1, top_k 0"
-        )
 
     def groups(self, attempts: int) -> int:
         """How many groups make `share` of a batch that has `attempts` others, rounded up."""
         return math.ceil(self.share * attempts / ((1 - self.share) * self.group_size))
 
 
-class RealtimeStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="realtime"):
+class RealtimeStage(Spec, frozen=True, kw_only=True, tag_field="kind", tag="realtime"):
     """RL on one window of a lane's generations and their feedback: few large steps, moments reset."""
 
     lane: str
@@ -292,8 +302,11 @@ class RealtimeStage(_Spec, frozen=True, kw_only=True, tag_field="kind", tag="rea
 Stage = RlStage | RealtimeStage
 
 
-class RunSpec(_Spec, frozen=True, kw_only=True):
-    """One training effort. `model` names a model of the project's catalogue; the seed drives everything random."""
+class RunSpec(Spec, frozen=True, kw_only=True):
+    """One training effort. `model` names a model of the project's catalogue; the seed drives everything random.
+
+    `delta_profile` None: the one with which the slowest link's replicas serve a version first, as measured.
+    """
 
     current: ClassVar[int] = SPEC_VERSION
 
@@ -301,6 +314,7 @@ class RunSpec(_Spec, frozen=True, kw_only=True):
     stages: tuple[Stage, ...]
     seed: int = 0
     kv_mode: KvMode = KvMode.KEEP
+    delta_profile: Profile | None = None
     rollout_clusters: tuple[str, ...] = ()
     spec_version: int = SPEC_VERSION
 

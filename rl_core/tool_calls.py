@@ -21,6 +21,8 @@ CLOSE: Final = "</tool_call>"
 # What may still become a tag, with the white space before it: held back until the next piece decides.
 _UNDECIDED: Final = re.compile(r"\s*(?:<(?:t(?:o(?:o(?:l(?:_(?:c(?:a(?:l(?:l)?)?)?)?)?)?)?)?)?)?\Z")
 
+UNREADABLE: Final = object()
+
 KnownTools = Mapping[str, frozenset[str]]
 
 
@@ -117,12 +119,26 @@ class CallFinder:
         return [space + raw]
 
 
+def call_bodies(text: str) -> list[str]:
+    """What stands between the tags of a whole answer, in order; a call that was never closed goes to the end."""
+    bodies = []
+    while OPEN in text:
+        body, _, text = text.partition(OPEN)[2].partition(CLOSE)
+        bodies.append(body)
+    return bodies
+
+
+def read_json(text: str) -> Any:
+    """The value of a JSON text, `UNREADABLE` where it is none."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return UNREADABLE
+
+
 def parse_calls(body: str, known: KnownTools) -> list[ToolCall]:
     """The calls between two tags; empty when the text is none, names an unknown tool or has no object of arguments."""
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return []
+    value = read_json(body)
     calls = []
     for item in value if isinstance(value, list) else [value]:
         if not isinstance(item, dict) or not isinstance(item.get("name"), str) or item["name"] not in known:
@@ -139,8 +155,5 @@ def parse_calls(body: str, known: KnownTools) -> list[ToolCall]:
 def _object(value: Any) -> dict[str, Any] | None:
     """Arguments as an object; some models write them as a string of JSON."""
     if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return None
+        value = read_json(value)
     return value if isinstance(value, dict) else None

@@ -39,6 +39,16 @@ class ClusterRole(StrEnum):
     SERVING = "serving"
 
 
+class WeightFormat(StrEnum):
+    """How a version's weights are written: as they were trained, or as derived from that for serving."""
+
+    BF16 = "bf16"  # the published weights themselves
+    FP8_CHANNEL = "fp8-channel"  # e4m3, one scale for each output channel
+    FP8_BLOCK = "fp8-block"  # e4m3, one scale for each block of 128 x 128
+    MXFP4 = "mxfp4"  # e2m1, a power of two for each 32 elements of a row
+    NVFP4 = "nvfp4"  # e2m1, an e4m3 scale for each 16 elements of a row, and one for the tensor
+
+
 class Split(StrEnum):
     """Which part of a task set a task belongs to."""
 
@@ -78,11 +88,26 @@ class Role(StrEnum):
     TOOL = "tool"
 
 
+class CompactionMessage(StrEnum):
+    """The names of messages by which a context window was summarised."""
+
+    REQUEST = "summary_request"  # what the policy was asked
+    SUMMARY = "summary"  # what it said
+    RESTART = "restart"  # how the next window begins
+
+
 class KvMode(StrEnum):
     """What a swap does to requests in flight."""
 
     KEEP = "keep"  # go on over the old keys and values
     RECOMPUTE = "recompute"  # prefill prompt and completion again with the new weights
+
+
+class Profile(StrEnum):
+    """What encoding a delta is to save."""
+
+    SMALL = "small"  # bytes: for links between regions
+    FAST = "fast"  # time: for links about as fast as memory
 
 
 class PauseMode(StrEnum):
@@ -175,7 +200,11 @@ class Routes(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of the message graph. `parent` is an index into the trajectory's messages, -1 for a root."""
+    """One node of the message graph. `parent` is an index into the trajectory's messages, -1 for a root.
+
+    `name` is the tool's whose result it is, or a CompactionMessage. Its tokens stand at `[start, end)` of a segment; -1
+    is none: an opening stands before the first turn, and a result without a segment was never read.
+    """
 
     role: Role
     content: str
@@ -229,7 +258,10 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trajectory(msgspec.Struct, kw_only=True):
-    """A whole rollout: what was said, what was sampled, how it ended. `format` guards old blobs."""
+    """A whole rollout: what was said, what was sampled, how it ended. `format` guards old blobs.
+
+    `reported` are the scores, each in [0, 1], that a remote environment gave.
+    """
 
     task_id: str
     messages: list[Message]
@@ -237,6 +269,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCall] = []
     ending: Ending | None = None
     artifacts: dict[str, str] = {}
+    reported: dict[str, float] = {}
     format: int = 1
 
     def validate(self) -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 from pytest_django.plugin import DjangoDbBlocker
+
+# A machine that is busy is no fault of the code: a hanging test has pytest's timeout.
+hypothesis.settings.register_profile("slipway", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("slipway")
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from controlplane.models import (
     Evaluation,
     Feedback,
     Lane,
+    Loan,
     ModelCard,
     PolicyVersion,
     Project,
@@ -29,6 +30,7 @@ from controlplane.models import (
     Stage,
     Step,
     TaskSet,
+    TaskSetProof,
     Transfer,
     WorkUnit,
 )
@@ -42,6 +44,8 @@ from controlplane.states import (
     FeedbackState,
     GroupPurpose,
     GroupState,
+    LoanState,
+    ProofState,
     ReleaseState,
     ReplicaState,
     RolloutState,
@@ -119,11 +123,16 @@ def make_spec(**stage: Any) -> dict[str, Any]:
     return {"model": "tiny", "seed": 7, "stages": [{"kind": "rl", **values}]}
 
 
-def make_cluster(project: Project, *, slug: str = "east", capacity: int = 8, replicas: int = 1) -> Cluster:
-    """A rollout cluster whose replicas are ready, as if they had been looked at."""
-    cluster = cluster_create(
-        project=project, slug=slug, role=ClusterRole.ROLLOUT, region="here", capacity=capacity, actor=TESTER
-    )
+def make_cluster(
+    project: Project,
+    *,
+    slug: str = "east",
+    capacity: int = 8,
+    replicas: int = 1,
+    role: ClusterRole = ClusterRole.ROLLOUT,
+) -> Cluster:
+    """A cluster whose replicas are ready, as if they had been looked at."""
+    cluster = cluster_create(project=project, slug=slug, role=role, region="here", capacity=capacity, actor=TESTER)
     for number in range(replicas):
         replica = replica_register(
             cluster=cluster,
@@ -163,6 +172,7 @@ def make_group(run: Run, *, state: GroupState = GroupState.ADMITTED, **values: A
         "purpose": GroupPurpose.TRAIN,
         "state": state,
         "position": stage.groups.count(),
+        "draw": values.get("position", stage.groups.count()),
         "size": 2,
         "seed": 1,
         "admitted_version": run.lineage.head,
@@ -235,6 +245,12 @@ def _replica(state: TextChoices) -> Replica:
     return replica
 
 
+def _loan(state: TextChoices) -> Loan:
+    run = make_run()
+    replica = Replica.objects.filter(cluster__project=run.project).first()
+    return Loan.objects.create(replica=replica, run=run, slot="candidate", sessions=4, reason="test", state=state)
+
+
 def _release(state: TextChoices) -> Release:
     run = make_run()
     cluster = make_cluster(run.project, slug="serving")
@@ -265,6 +281,11 @@ def _feedback(state: TextChoices) -> Feedback:
     )
 
 
+def _proof(state: TextChoices) -> TaskSetProof:
+    _, task_set, _ = make_catalog(make_project())
+    return TaskSetProof.objects.create(task_set=task_set, state=state)
+
+
 _ROWS: dict[type[TextChoices], Any] = {
     RunState: _run,
     StageState: _stage,
@@ -275,6 +296,8 @@ _ROWS: dict[type[TextChoices], Any] = {
     TransferState: _transfer,
     EvaluationState: _evaluation,
     ReplicaState: _replica,
+    LoanState: _loan,
+    ProofState: _proof,
     ReleaseState: _release,
     SlotState: _slot,
     WorkState: _unit,

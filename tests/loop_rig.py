@@ -110,11 +110,13 @@ class Rig:
 
 
 @contextlib.contextmanager
-def running_rig(tmp_path: Path, settings: Any, *, clusters: int = 2, experts: int = 0) -> Iterator[Rig]:
+def running_rig(
+    tmp_path: Path, settings: Any, *, clusters: int = 2, experts: int = 0, store_url: str = ""
+) -> Iterator[Rig]:
     """Everything up, and down again at the end."""
     from workers import base
 
-    settings.STORE_URL = (tmp_path / "store").as_uri()
+    settings.STORE_URL = store_url or (tmp_path / "store").as_uri()
     settings.REPLICA_TOKEN_DIR = tmp_path / "tokens"
     settings.CHECKPOINT_DIR = tmp_path / "checkpoints"
     settings.STATE_DIR = tmp_path / "state"
@@ -189,7 +191,7 @@ def _start_engine(project: Project, name: str, folder: Path, settings: Any) -> E
         *(sys.executable, "-m", "rl_core.engines", "--model", str(folder), "--name", f"{name}-0"),
         *("--port", str(port), "--control-port", str(control_port), "--store", settings.STORE_URL),
         *("--inference-token-file", str(tokens["inference"]), "--control-token-file", str(tokens["control"])),
-        *("--max-len", "1536", "--max-seqs", "8"),
+        *("--max-len", "1536", "--max-seqs", "8", "--spool", str(settings.STATE_DIR / "spool" / name)),
     ]
     return Engine(replica, command, subprocess.Popen(command))
 

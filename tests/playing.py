@@ -30,14 +30,10 @@ from controlplane.models import (
 )
 from controlplane.services.evaluations import evaluation_advance, evaluation_request
 from controlplane.services.events import CONDUCTOR
-from controlplane.services.fleet import (
-    ReplicaReport,
-    SlotReport,
-    replica_report,
-    slot_target,
-)
-from controlplane.services.groups import groups_admit
+from controlplane.services.fleet import slot_target
+from controlplane.services.groups import Draw, groups_admit
 from controlplane.services.metrics import CLUSTER_VERSION, ENGINE_IDLE_OF, Metric, metrics_record
+from controlplane.services.replica_reports import ReplicaReport, SlotReport, replica_report
 from controlplane.services.rollouts import (
     RolloutProgress,
     RolloutScores,
@@ -107,7 +103,7 @@ def batch_step(run: Run, *, skill: float, luck: random.Random, hostile: str = ""
     """The first half of a step: groups admitted, rolled out, scored, batched."""
     stage = run.stages.get(position=0)
     run.lineage.refresh_from_db()
-    groups = _admit(run, stage)
+    groups = admit(run, stage)
     for group in groups:
         play_group(group, skill=skill, luck=luck, hostile=hostile)
     for group in groups:
@@ -166,7 +162,8 @@ def _clusters(project: Project) -> list[Cluster]:
     return list(Cluster.objects.filter(project=project, role=ClusterRole.ROLLOUT.value))
 
 
-def _admit(run: Run, stage: Stage) -> list[RolloutGroup]:
+def admit(run: Run, stage: Stage) -> list[RolloutGroup]:
+    """As many groups as the stage wants for a step."""
     tasks = TaskSet.objects.filter(project=run.project).latest("version").tasks.filter(split=Split.TRAIN.value)
     first = stage.admitted_groups
     count = int(stage.spec["prompts_per_step"])
@@ -175,7 +172,7 @@ def _admit(run: Run, stage: Stage) -> list[RolloutGroup]:
     return groups_admit(
         run=run,
         stage=stage,
-        tasks=chosen,
+        draws=[Draw(stage.draws + offset, task) for offset, task in enumerate(chosen)],
         size=int(stage.spec["group_size"]),
         version=run.lineage.head,
         run_seed=1,
@@ -184,6 +181,18 @@ def _admit(run: Run, stage: Stage) -> list[RolloutGroup]:
 
 def play_group(group: RolloutGroup, *, skill: float, luck: random.Random, hostile: str = "") -> None:
     """Roll out and score one group."""
+    outcomes = roll_out(group, skill=skill, luck=luck, hostile=hostile)
+    score = claim_of(WorkKind.SCORE, group.pk)
+    scoring = score_begin(score)
+    assert scoring is not None
+    rubric = RubricVersion.objects.filter(rubric__project=group.task.task_set.project).latest("number")
+    score_record(score, rubric_version=rubric, results=[_scores(pk, *outcome) for pk, outcome in outcomes.items()])
+
+
+def roll_out(
+    group: RolloutGroup, *, skill: float, luck: random.Random, hostile: str = ""
+) -> dict[uuid.UUID, tuple[bool, bool]]:
+    """Roll out one group, up to where it waits for its scores. Returns what each attempt did: ran a call, was right."""
     claim = claim_of(WorkKind.ROLLOUT, group.pk)
     begun = group_begin(claim)
     assert begun is not None
@@ -195,11 +204,7 @@ def play_group(group: RolloutGroup, *, skill: float, luck: random.Random, hostil
         outcomes[rollout.pk] = (ran, right)
         _finish_rollout(claim, group, rollout, replica, ran=ran, right=right, hostile=hostile)
     group_finish(claim)
-    score = claim_of(WorkKind.SCORE, group.pk)
-    scoring = score_begin(score)
-    assert scoring is not None
-    rubric = RubricVersion.objects.filter(rubric__project=group.task.task_set.project).latest("number")
-    score_record(score, rubric_version=rubric, results=[_scores(pk, *outcome) for pk, outcome in outcomes.items()])
+    return outcomes
 
 
 def _scores(rollout_id: uuid.UUID, ran: bool, right: bool) -> RolloutScores:
@@ -306,7 +311,7 @@ def kill_unit(run: Run, error: str = "the world did not start: no space left on 
     """Admit a group and let its rollout die for good: a dead letter."""
     stage = run.stages.get(position=0)
     run.lineage.refresh_from_db()
-    group = _admit(run, stage)[0]
+    group = admit(run, stage)[0]
     unit = WorkUnit.objects.get(kind=WorkKind.ROLLOUT, ref=group.pk)
     WorkUnit.objects.filter(pk=unit.pk).update(max_failures=1)
     work_fail(claim_of(WorkKind.ROLLOUT, group.pk), WorldError(error))

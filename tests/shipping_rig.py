@@ -140,6 +140,7 @@ def evaluate(release: Release, *, candidate: float = 0.6, incumbent: float = 0.5
                     "task": task,
                     "purpose": "evaluation",
                     "state": GroupState.CONSUMED,
+                    "draw": position,
                     "size": 1,
                     "seed": 0,
                     "admitted_version": evaluation.version,

@@ -75,6 +75,15 @@ def test_what_the_error_table_says_of_retries_is_true():
                 assert cells[1] in (str(name_status), "–"), error.code
 
 
+def test_every_kind_of_criterion_has_a_row_with_its_parameters():
+    from rl_core.environments.criteria import CRITERIA
+
+    documented = rows(DOCS / "grading.md")
+    assert {kind.value for kind in CRITERIA} == set(documented)
+    for kind, row in CRITERIA.items():
+        assert re.findall(r"`(\w+)`", documented[kind.value][2]) == list(row.params.__struct_fields__), kind
+
+
 def dependencies() -> set[str]:
     """Names of everything that `make setup` installs or an extra asks for."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -118,7 +127,7 @@ def test_documented_commands_exist(document):
     text = document.read_text()
     commands = {path.stem for path in (ROOT / "controlplane/management/commands").glob("*.py")} | {"migrate"}
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
-    assert set(re.findall(r"manage\.py ([a-z]+)", text)) <= commands
+    assert set(re.findall(r"manage\.py ([a-z_]+)", text)) <= commands
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
 
 

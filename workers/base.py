@@ -15,7 +15,7 @@ import structlog
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import DatabaseError, InterfaceError
 
-from controlplane.celery import app
+from controlplane.celery import GRACE_S, TASK_TIME_LIMIT_S, app
 from controlplane.dispatch import ROUTES
 from controlplane.errors import StaleFence
 from controlplane.services.work import Claim, work_claim, work_fail, work_yield
@@ -61,11 +61,13 @@ class Attempt:
 Work = Callable[[Attempt], None]
 
 
-def unit_task(kind: WorkKind) -> Callable[[Work], Work]:
-    """Make a function the Celery task of a kind of unit. It ends its unit itself, or raises."""
+def unit_task(kind: WorkKind, *, limit_s: int = TASK_TIME_LIMIT_S) -> Callable[[Work], Work]:
+    """Make a function the Celery task of a kind of unit. It ends its unit itself, or raises, within the limit."""
 
     def register(work: Work) -> Work:
-        @app.task(name=ROUTES[kind].task)  # type: ignore[untyped-decorator]
+        @app.task(  # type: ignore[untyped-decorator]
+            name=ROUTES[kind].task, soft_time_limit=limit_s - GRACE_S, time_limit=limit_s
+        )
         @functools.wraps(work)
         def task(unit_id: str) -> None:
             work_on(uuid.UUID(unit_id), work)

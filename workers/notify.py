@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx
 import structlog
 
-from controlplane.services.destinations import Destination, destination_resolve
+from controlplane.services.destinations import destination_resolve
 from controlplane.services.hooks import HookRefused, Notice, notice_answered, notice_of
 from controlplane.states import WorkKind
+from rl_core import destinations
+from rl_core.destinations import Destination
+from rl_core.errors import DestinationUnreached
 from workers.base import Attempt, unit_task
 
 log = structlog.get_logger(__name__)
 
 TOTAL_S = 10.0
-CONNECT_S = 5.0
 
 
 @unit_task(WorkKind.NOTIFY)
@@ -31,25 +32,11 @@ def notify(attempt: Attempt) -> None:
 
 
 async def post(notice: Notice, destination: Destination) -> int:
-    """The status of the hook's answer. Its body is not read, and no redirect is followed.
-
-    The connection goes to the address that was checked; the name is what its certificate has to prove.
-    Raises: HookRefused.
-    """
-    limits = httpx.Limits(max_connections=1, max_keepalive_connections=0)
-    timeout = httpx.Timeout(TOTAL_S, connect=CONNECT_S)
+    """The status of the hook's answer; its body is not read. Raises: HookRefused."""
     try:
-        async with (
-            asyncio.timeout(TOTAL_S),
-            httpx.AsyncClient(timeout=timeout, limits=limits, follow_redirects=False, trust_env=False) as client,
-            client.stream(
-                "POST",
-                destination.url,
-                content=notice.body.encode(),
-                headers={**notice.headers, "host": destination.netloc, "user-agent": "slipway"},
-                extensions={"sni_hostname": destination.host},
-            ) as response,
-        ):
-            return response.status_code
-    except (httpx.HTTPError, OSError, TimeoutError) as error:
-        raise HookRefused(f"{notice.delivery.hook.shown} did not answer: {type(error).__name__}: {error}") from error
+        answer = await destinations.post(
+            destination, body=notice.body.encode(), headers=notice.headers, timeout_s=TOTAL_S
+        )
+    except DestinationUnreached as error:
+        raise HookRefused(f"{notice.delivery.hook.shown}: {error}") from error
+    return answer.status

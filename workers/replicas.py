@@ -10,40 +10,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from django.conf import settings
-
-from controlplane.selectors.rollout_plans import Place, RolloutPlan
+from controlplane.selectors.replica_tokens import Listener, replica_reach, replica_token
+from controlplane.selectors.rollout_plans import Need, Place
 from rl_core.engines.client import EngineClient
 from rl_core.errors import EngineBusy, EngineUnreachable, VersionUnavailable
-from rl_core.types import ClusterRole, Generated, SamplingParams, VersionRef
+from rl_core.types import Generated, SamplingParams
 
 _AVOID_UNREACHABLE_S = 2.0
 _AVOID_VERSION_S = 0.25
 _AVOID_BUSY_S = 0.5
 
 Key = tuple[uuid.UUID, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Which places may answer. Training versions stay on the run's rollout clusters; evaluations go anywhere."""
-
-    plan: RolloutPlan
-    min_version: VersionRef | None
-
-    def allows(self, place: Place) -> bool:
-        """Whether the place may be asked, as far as is known of it."""
-        if place.project_id != self.plan.project_id or place.version is None:
-            return False
-        if self.plan.exact_version is None and place.role is not ClusterRole.ROLLOUT:
-            return False
-        if (
-            place.role is ClusterRole.ROLLOUT
-            and self.plan.cluster_slugs
-            and place.cluster not in self.plan.cluster_slugs
-        ):
-            return False
-        return place.version.satisfies(min_version=self.min_version, exact_version=self.plan.exact_version)
 
 
 @dataclass(slots=True)
@@ -79,7 +56,7 @@ class ReplicaPool:
 
     client_of: Callable[[Place], EngineClient] | None = None
     _seats: dict[Key, _Seat] = field(default_factory=dict)
-    _clients: dict[tuple[uuid.UUID, str], EngineClient] = field(default_factory=dict)
+    _clients: dict[tuple[uuid.UUID, str, int | None], EngineClient] = field(default_factory=dict)
 
     def update(self, places: list[Place]) -> None:
         """Take in what the database says now."""
@@ -111,6 +88,7 @@ class ReplicaPool:
                 slot=seat.place.slot,
                 return_routes=need.plan.with_routes,
                 session=session,
+                background=seat.place.background,
             )
         except EngineUnreachable:
             seat.avoid_until = time.monotonic() + _AVOID_UNREACHABLE_S
@@ -150,19 +128,26 @@ class ReplicaPool:
         for seat in free:
             if seat.place.replica_id == prefer:
                 return seat
-        return min(free, key=lambda seat: (seat.load, random.random()))
+        return min(free, key=_rank)
 
     def _client(self, place: Place) -> EngineClient:
-        key = (place.replica_id, place.url)
+        key = (place.replica_id, place.url, place.enrolment)
         if key not in self._clients:
             self._clients[key] = (self.client_of or inference_client)(place)
         return self._clients[key]
 
 
+def _rank(seat: _Seat) -> tuple[float, int, int, float]:
+    """The freest first; of equally free ones that with the newest version; of those, any."""
+    version = seat.place.version
+    epoch, number = (version.epoch, version.number) if version else (0, 0)
+    return seat.load, -epoch, -number, random.random()
+
+
 def inference_client(place: Place) -> EngineClient:
     """A client of the place's inference port. Raises: EngineUnreachable when its token file is not there."""
-    path = settings.REPLICA_TOKEN_DIR / f"{place.replica_id}.inference"
     try:
-        return EngineClient(place.url, path.read_text().strip())
+        token = replica_token(place.replica_id, Listener.INFERENCE, enrolment=place.enrolment)
     except OSError as error:
-        raise EngineUnreachable(f"the inference token {path} does not read: {error}") from error
+        raise EngineUnreachable(f"the inference token of {place.replica_id} does not read: {error}") from error
+    return EngineClient(place.url, token, reach=replica_reach(place.enrolment))

@@ -5,70 +5,49 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 
 import msgspec
 import structlog
 from django.conf import settings
 
-from controlplane.selectors.rollout_plans import RolloutPlan, RolloutStart
+from controlplane.selectors.rollout_plans import Need, RolloutPlan, RolloutStart
 from controlplane.services.rollouts import (
-    RolloutProgress,
-    rollout_checkpoint,
     rollout_fail,
-    rollout_finish,
-    versions_by_text,
 )
 from controlplane.services.work import Claim
 from rl_core.chat import ChatTokenizer
-from rl_core.environments.harness import Harness, Session
+from rl_core.environments.blame import fault_of
+from rl_core.environments.environment import Environment
+from rl_core.environments.harness import Harness
 from rl_core.environments.registry import ENVIRONMENTS
+from rl_core.environments.remote.environment import Remote
+from rl_core.environments.remote.protocol import Kind
+from rl_core.environments.session import Session
 from rl_core.environments.world import World
 from rl_core.errors import (
     EngineBusy,
     EngineUnreachable,
     EnvironmentFault,
+    RemoteBusy,
     RlCoreError,
-    TrajectoryError,
     VersionUnavailable,
     WorldError,
 )
 from rl_core.sandbox.client import SandboxClient
-from rl_core.types import Fault, Generated, SamplingParams, VersionRef
+from rl_core.types import Generated, SamplingParams, VersionRef
 from workers.base import store
-from workers.replicas import Need, ReplicaPool
+from workers.progress import InDatabase, Outcome, ProgressWriter, SliceClock
+from workers.remote_sessions import RemoteWatch
+from workers.replicas import ReplicaPool
 
 log = structlog.get_logger(__name__)
 
 _BACKOFF_S = 0.05
 _BACKOFF_CAP_S = 2.0
 _WORLD_TRIES = 3
-
-InDatabase = Callable[[Callable[[], object]], Awaitable[object]]
-
-
-class Outcome(StrEnum):
-    """How a session left the slice."""
-
-    ENDED = "ended"
-    PAUSED = "paused"  # the slice's time is over; it goes on from its last turn
-    BROKEN = "broken"  # not the policy's fault; the group's next attempt starts it again
-
-
-@dataclass(slots=True)
-class SliceClock:
-    """When the slice ends: no turn begins after it."""
-
-    ends_at: float
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return time.monotonic() >= self.ends_at
 
 
 @dataclass(slots=True)
@@ -88,20 +67,38 @@ class Player:
         """One session, until it ends, breaks, or the slice is over. Raises: StaleFence, and what is a bug."""
         if start.ended:
             return Outcome.ENDED
-        harness = harness_of(self.plan.environment, self.plan.model_folder)
         try:
+            if self.plan.remote is not None and self.plan.remote.kind is Kind.ENVIRONMENT:
+                return await self._watch(self.plan.remote).play(start)
+            harness = harness_of(self.plan.environment, self.plan.model_folder, self.plan.remote)
             session = await self._open(harness, start)
-            return await self._turns(harness, session, start)
-        except (EnvironmentFault, TrajectoryError) as error:
-            return await self._broken(start, Fault.ENVIRONMENT, error)
+            outcome = await self._turns(harness, session, start)
+            if outcome is Outcome.ENDED:
+                await self._close(session)
+            return outcome
         except RlCoreError as error:
-            return await self._broken(start, Fault.INFRASTRUCTURE, error)
+            return await self._broken(start, error)
+
+    def _watch(self, remote: Remote) -> RemoteWatch:
+        writer = ProgressWriter(self.claim, self.plan.lineage_id)
+        return RemoteWatch(self.claim, self.plan, remote, self.clock, self.in_database, writer)
 
     async def _open(self, harness: Harness, start: RolloutStart) -> Session:
         if start.session_key:
             return Session.from_bytes(await asyncio.to_thread(store().get_blob, start.session_key))
         seed = msgspec.structs.replace(self.plan.seed, attempt=start.attempt)
-        return harness.start(self.plan.task, sampling=self.plan.sampling, limits=self.plan.limits, seed=seed)
+        # The fence is in the key: a session that begins again, under another claim, begins in a world of its own.
+        key = f"{start.rollout_id}.{self.claim.fence}"
+        return harness.start(self.plan.task, sampling=self.plan.sampling, limits=self.plan.limits, seed=seed, key=key)
+
+    async def _close(self, session: Session) -> None:
+        """Tell the world that the session is over and written down. A world that does not hear it ends by itself."""
+        if session.world_state is None:
+            return
+        try:
+            await world_of(self.plan.environment, self.plan.remote).close(task=session.task, state=session.world_state)
+        except EnvironmentFault as error:
+            log.warning("world_not_closed", session=session.key, error=str(error)[:300])
 
     async def _turns(self, harness: Harness, session: Session, start: RolloutStart) -> Outcome:
         policy = _Policy(self, prefer=self.home, session=f"{self.plan.group_id}/{start.attempt}")
@@ -111,8 +108,8 @@ class Player:
         tries = world_tries = 0
         while not self.clock.over:
             try:
-                await harness.step(session, policy=policy, world=world_of(self.plan.environment))
-            except (EngineBusy, VersionUnavailable, EngineUnreachable):
+                await harness.step(session, policy=policy, world=world_of(self.plan.environment, self.plan.remote))
+            except (EngineBusy, VersionUnavailable, EngineUnreachable, RemoteBusy):
                 tries += 1
                 await asyncio.sleep(_backoff_s(tries))
                 continue
@@ -129,36 +126,22 @@ class Player:
 
     async def _save(self, session: Session, start: RolloutStart, replica_id: uuid.UUID | None) -> bool:
         """Write the turn down; whether it was the last."""
-        await self.in_database(functools.partial(self._write, session, start, replica_id))
+        write = functools.partial(
+            ProgressWriter(self.claim, self.plan.lineage_id).write,
+            session.trajectory,
+            rollout_id=start.rollout_id,
+            turns=session.turn,
+            session=None if session.done else session.to_bytes(),
+            replica_id=replica_id,
+        )
+        await self.in_database(write)
         return session.done
 
-    def _write(self, session: Session, start: RolloutStart, replica_id: uuid.UUID | None) -> None:
-        """Blobs first, then the row that names them."""
-        trajectory = session.trajectory
-        texts = trajectory.versions()
-        versions = versions_by_text(self.plan.lineage_id, texts)
-        if len(versions) != len(texts):
-            raise EnvironmentFault(f"a replica answered with a version of another run: {', '.join(texts)}")
-        ordered = sorted(versions.values(), key=lambda version: (version.epoch, version.number))
-        total = sum(len(segment.token_ids) for segment in trajectory.segments)
-        progress = RolloutProgress(
-            turns=session.turn,
-            sampled_tokens=trajectory.sampled_tokens(),
-            prompt_tokens=total - trajectory.sampled_tokens(),
-            trajectory_key=store().put_blob(trajectory.to_bytes()),
-            session_key="" if session.done else store().put_blob(session.to_bytes()),
-            replica_id=replica_id,
-            oldest_version=ordered[0] if ordered else None,
-            newest_version=ordered[-1] if ordered else None,
-        )
-        if session.done and trajectory.ending is not None:
-            rollout_finish(self.claim, rollout_id=start.rollout_id, progress=progress, ending=trajectory.ending)
-        else:
-            rollout_checkpoint(self.claim, rollout_id=start.rollout_id, progress=progress)
-
-    async def _broken(self, start: RolloutStart, fault: Fault, error: RlCoreError) -> Outcome:
+    async def _broken(self, start: RolloutStart, error: RlCoreError) -> Outcome:
+        fault = fault_of(error)
         log.warning("session_broken", rollout=str(start.rollout_id), fault=fault.value, error=str(error)[:300])
-        self.error = error
+        if self.error is None or self.error.retryable:  # what cannot be helped ends the group, whoever else broke
+            self.error = error
         fail = functools.partial(rollout_fail, self.claim, rollout_id=start.rollout_id, fault=fault, error=str(error))
         await self.in_database(fail)
         return Outcome.BROKEN
@@ -185,16 +168,20 @@ class _Policy:
 
 
 @functools.lru_cache(maxsize=16)
-def harness_of(environment: str, model_folder: str) -> Harness:
+def harness_of(environment: str, model_folder: str, remote: Remote | None = None) -> Harness:
     """The turn loop of an environment under a model's template, made once a process. Raises: ModelError."""
-    return Harness(ENVIRONMENTS[environment], ChatTokenizer.load(model_folder))
+    return Harness(_kind_of(environment, remote), ChatTokenizer.load(model_folder))
 
 
 @functools.lru_cache(maxsize=16)
-def world_of(environment: str) -> World:
+def world_of(environment: str, remote: Remote | None = None) -> World:
     """The world that serves all sessions of the process. Raises: SandboxRefused where a layer is missing."""
-    kind = ENVIRONMENTS[environment]
+    kind = _kind_of(environment, remote)
     return kind.open_world(SandboxClient(settings.SANDBOX_SOCKET) if kind.needs_sandbox else None)
+
+
+def _kind_of(environment: str, remote: Remote | None) -> Environment:
+    return remote.environment if remote is not None else ENVIRONMENTS[environment]
 
 
 def _backoff_s(tries: int) -> float:

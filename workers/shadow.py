@@ -6,16 +6,18 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import structlog
-from django.conf import settings
 
 from controlplane.models import Generation, ReplicaSlot
+from controlplane.selectors.answering import answering_slots, on_loan
+from controlplane.selectors.lane_routes import inference_token
+from controlplane.selectors.replica_tokens import replica_reach
 from controlplane.services.shadows import Replay, ShadowPlan, shadow_plan, shadow_record
-from controlplane.states import ReplicaState, WorkKind
+from controlplane.states import WorkKind
 from rl_core.engines.client import EngineClient
 from rl_core.environments.reward import Rubric, combine, grade, parse_rubric
 from rl_core.environments.tasks import Task
@@ -87,19 +89,18 @@ async def _replay_all(plan: ShadowPlan, recorded: list[Trajectory], attempt: Att
 
 def _places(plan: ShadowPlan) -> list[_Place]:
     slots = ReplicaSlot.objects.filter(
+        answering_slots(),
+        ~on_loan(),
         replica__cluster=plan.release.lane.cluster_id,
-        replica__state__in=[ReplicaState.READY, ReplicaState.RECONCILING],
         current_version=plan.release.version_id,
     )
-    folder: Path = settings.REPLICA_TOKEN_DIR
-    return [
-        _Place(
-            EngineClient(slot.replica.inference_url, (folder / f"{slot.replica_id}.inference").read_text().strip()),
-            slot.slot,
-            plan.release.version.ref,
-        )
-        for slot in slots.select_related("replica").order_by("replica_id")
-    ]
+    found = []
+    for slot in slots.select_related("replica").order_by("replica_id"):
+        with suppress(EngineUnreachable):  # its URL is none
+            reach = replica_reach(slot.replica.enrolment)
+            client = EngineClient(slot.replica.inference_url, inference_token(slot.replica), reach=reach)
+            found.append(_Place(client, slot.slot, plan.release.version.ref))
+    return found
 
 
 async def _replay(plan: ShadowPlan, rubric: Rubric | None, recorded: Trajectory, place: _Place) -> Replay | None:
@@ -109,7 +110,7 @@ async def _replay(plan: ShadowPlan, rubric: Rubric | None, recorded: Trajectory,
     sampling = msgspec.structs.replace(segment.sampling, max_tokens=min(plan.max_tokens, segment.sampling.max_tokens))
     try:
         answer = await place.client.generate(
-            segment.token_ids[:start], sampling, exact_version=place.version, slot=place.slot
+            segment.token_ids[:start], sampling, exact_version=place.version, slot=place.slot, background=True
         )
     except EngineError as error:
         log.info("prompt_not_answered", generation=recorded.task_id, error=str(error)[:200])
@@ -149,7 +150,10 @@ def _answered(recorded: Trajectory, answer: Generated) -> Trajectory:
 
 
 async def _grade(rubric: Rubric | None, trajectory: Trajectory) -> float | None:
-    """What the rubric gives; None without one, and where a criterion cannot say. An error is never a grade."""
+    """What the rubric gives; None without one, and where a criterion cannot say. An error is never a grade.
+
+    What users wrote is not sent to graders elsewhere.
+    """
     if rubric is None:
         return None
     task = Task(id=trajectory.task_id, split=Split.HELDOUT, input={}, reference={})

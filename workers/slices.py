@@ -17,7 +17,14 @@ from django.conf import settings
 from django.db import DatabaseError, connection
 
 from controlplane.errors import StaleFence
-from controlplane.selectors.rollout_plans import RolloutPlan, RolloutStart, oldest_allowed, places, rollout_plan
+from controlplane.selectors.rollout_plans import (
+    Need,
+    RolloutPlan,
+    RolloutStart,
+    oldest_allowed,
+    places,
+    rollout_plan,
+)
 from controlplane.services.rollouts import group_begin, group_finish
 from controlplane.services.work import Claim, work_claim_more, work_yield
 from controlplane.states import WorkKind
@@ -25,8 +32,9 @@ from rl_core.errors import EnvironmentFault
 from rl_core.types import VersionRef
 from workers.base import bound, fail, worker_name
 from workers.leases import LeaseKeeper
-from workers.replicas import Need, ReplicaPool
-from workers.sessions import Outcome, Player, SliceClock
+from workers.progress import Outcome, SliceClock
+from workers.replicas import ReplicaPool
+from workers.sessions import Player
 
 log = structlog.get_logger(__name__)
 

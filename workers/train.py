@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import structlog
 from django.utils import timezone
 
 from controlplane.models import PolicyVersion, Step
-from controlplane.services.metrics import Metric
+from controlplane.selectors.followers import profile_for
+from controlplane.services.metrics import MISMATCH_OF, Metric
 from controlplane.services.steps import (
     run_checkpoint_note,
     step_begin,
@@ -20,6 +24,9 @@ from controlplane.services.steps import (
 from controlplane.services.versions import PublishedWeights
 from controlplane.states import WorkKind
 from rl_core.errors import BaseMismatch, CheckpointError, TrainerLost
+from rl_core.links import Choice
+from rl_core.types import Profile
+from workers.announcing import Announcer, announcing
 from workers.base import Attempt, unit_task
 from workers.trainers import ResidentTrainer
 
@@ -46,44 +53,50 @@ def train_step(attempt: Attempt, step: Step, trainer: ResidentTrainer) -> None:
     """
     started = time.monotonic()
     claim = attempt.claim
-    fence = train_fence(claim, step)
-    try:
-        version, answer = _take(attempt, step, trainer, fence=fence)
-    except (TrainerLost, BaseMismatch) as error:
+    fence, choice = train_fence(claim, step), profile_for(step.run)
+    with announcing(step.run) as announcer:
+        take = partial(_take, attempt, step, trainer, fence=fence, profile=choice.profile, announcer=announcer)
+        try:
+            version, answer = take()
+        except (TrainerLost, BaseMismatch) as error:
+            attempt.check()
+            log.warning("trainer_lost", step=step.number, error=str(error)[:300])
+            trainer.close()
+            version, answer = take()
         attempt.check()
-        log.warning("trainer_lost", step=step.number, error=str(error)[:300])
-        trainer.close()
-        version, answer = _take(attempt, step, trainer, fence=fence)
-    attempt.check()
-    # From here the fence alone decides: a renewal that came between the commit and the checkpoint would take the done
-    # unit for a lost one, and end the trainer.
-    attempt.keeper.release(claim)
-    busy_s = time.monotonic() - started
-    step_publish(
-        claim,
-        step=step,
-        version=version,
-        weights=_weights(answer),
-        metrics=step_metrics(step, answer, busy_s=busy_s),
-        over_time=_idle(step, busy_s),
-    )
-    trainer.published(version)
+        # From here the fence alone decides: a renewal that came between the commit and the checkpoint would take the
+        # done unit for a lost one, and end the trainer.
+        attempt.keeper.release(claim)
+        busy_s = time.monotonic() - started
+        step_publish(
+            claim,
+            step=step,
+            version=version,
+            weights=_weights(answer, base=trainer.base, choice=choice),
+            metrics=step_metrics(step, answer, busy_s=busy_s),
+            over_time=_idle(step, busy_s),
+        )
+        trainer.published(version)
     log.info("step_published", step=step.number, version=str(version.ref), seconds=round(busy_s, 2))
     if _checkpoint_due(step):
         _checkpoint(step, trainer, fence=fence)
 
 
 def _take(
-    attempt: Attempt, step: Step, trainer: ResidentTrainer, *, fence: int
+    attempt: Attempt, step: Step, trainer: ResidentTrainer, *, fence: int, profile: Profile, announcer: Announcer
 ) -> tuple[PolicyVersion, dict[str, Any]]:
     trainer.stand_before(step, attempt)
     version = step_version_begin(attempt.claim, step=step)  # after a rebuild, which may have opened an epoch
-    return version, trainer.take(step, version=version.ref, fence=fence)
+    announcer.begins(version.ref, fence=fence)
+    progress = announcer.progress
+    return version, trainer.take(step, version=version.ref, fence=fence, profile=profile, progress=progress)
 
 
 def step_metrics(step: Step, answer: dict[str, Any], *, busy_s: float) -> dict[str, float]:
     """The trainer's own metrics, and what the batch and the publication say."""
-    values = {name: float(value) for name, value in answer["metrics"].items() if value is not None}
+    told = dict(answer["metrics"])
+    by_rollout = told.pop("k3_rollouts", {})
+    values = {name: float(value) for name, value in told.items() if value is not None}
     numbers = list(
         step.batch.filter(rollout__oldest_version__isnull=False).values_list(
             "rollout__oldest_version__number", flat=True
@@ -98,10 +111,20 @@ def step_metrics(step: Step, answer: dict[str, Any], *, busy_s: float) -> dict[s
     values[Metric.CHANGED_SHARE] = answer["changed_elements"] / max(1, answer["elements"])
     values[Metric.STEP_S] = busy_s
     values.pop("step", None)
-    return values
+    return values | _mismatch_of_clusters(step, by_rollout)
 
 
-def _weights(answer: dict[str, Any]) -> PublishedWeights:
+def _mismatch_of_clusters(step: Step, by_rollout: dict[str, float]) -> dict[str, float]:
+    """Mean k3 of the rollouts of each cluster: of the replica that each of them ended on."""
+    batch = step.batch.filter(rollout__replica__isnull=False)
+    found: dict[str, list[float]] = defaultdict(list)
+    for rollout_id, cluster in batch.values_list("rollout_id", "rollout__replica__cluster__slug"):
+        if str(rollout_id) in by_rollout:
+            found[cluster].append(by_rollout[str(rollout_id)])
+    return {f"{MISMATCH_OF}{cluster}": fmean(values) for cluster, values in found.items()}
+
+
+def _weights(answer: dict[str, Any], *, base: PolicyVersion | None, choice: Choice) -> PublishedWeights:
     return PublishedWeights(
         root=answer["root"],
         manifest_key=answer["manifest"],
@@ -109,6 +132,9 @@ def _weights(answer: dict[str, Any]) -> PublishedWeights:
         full_bytes=answer["full_bytes"],
         changed_elements=answer["changed_elements"],
         elements=answer["elements"],
+        base=base,
+        choice=choice,
+        encode_s=None if answer["adopted"] else answer["encode_s"],
     )
 
 

@@ -23,9 +23,9 @@ from controlplane.services.steps import TRAINER
 from controlplane.services.versions import epoch_open
 from controlplane.states import StepState, VersionState
 from rl_core.errors import BaseMismatch, CheckpointError, ObjectExists, TrainerLost
-from rl_core.trainer.client import TrainerProcess
+from rl_core.trainer.client import Progress, TrainerProcess
 from rl_core.trainer.messages import Op
-from rl_core.types import VersionRef
+from rl_core.types import Profile, VersionRef
 from workers.base import Attempt
 from workers.control import materialise
 
@@ -54,8 +54,20 @@ class ResidentTrainer:
         if not self._stands_before(step):
             self._rebuild(step, attempt)
 
-    def take(self, step: Step, *, version: VersionRef, fence: int, publish: bool = True) -> dict[str, Any]:
-        """Take one step in the process. Raises: TrainerLost when it does not stand there; what training raises."""
+    def take(
+        self,
+        step: Step,
+        *,
+        version: VersionRef,
+        fence: int,
+        publish: bool = True,
+        profile: Profile = Profile.SMALL,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """Take one step in the process. `progress` is told what `trainer.session` says of it.
+
+        Raises: TrainerLost when it does not stand there; what training raises.
+        """
         if self._base is None:
             raise TrainerLost("the trainer was not opened")
         base = self._base
@@ -67,7 +79,14 @@ class ResidentTrainer:
             base={"version": str(base.ref), "root": base.root, "manifest": base.manifest_key},
             rollouts=_rollouts(step),
             publish=publish,
+            profile=profile,
+            progress=progress,
         )
+
+    @property
+    def base(self) -> PolicyVersion | None:
+        """The version whose weights the next delta is made from."""
+        return self._base
 
     def published(self, version: PolicyVersion) -> None:
         """The step's version is committed: the next delta is made from it."""

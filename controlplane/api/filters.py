@@ -92,6 +92,12 @@ class VersionFilter(CreatedFilter):
     state = choices(states.VersionState)
 
 
+class ExportFilter(CreatedFilter):
+    """Exports."""
+
+    version = filters.UUIDFilter(field_name="version_id")
+
+
 class TransferFilter(CreatedFilter):
     """Transfers."""
 
@@ -113,6 +119,15 @@ class ReplicaFilter(FilterSet):  # type: ignore[misc]
 
     cluster = filters.CharFilter(field_name="cluster__slug", max_length=64)
     state = choices(states.ReplicaState)
+
+
+class LoanFilter(CreatedFilter):
+    """Hand-overs of replicas to rollouts."""
+
+    cluster = filters.CharFilter(field_name="replica__cluster__slug", max_length=64)
+    replica = filters.UUIDFilter(field_name="replica_id")
+    run = filters.UUIDFilter(field_name="run_id")
+    state = choices(states.LoanState)
 
 
 class TaskSetFilter(FilterSet):  # type: ignore[misc]

@@ -98,8 +98,11 @@ def _replay(record: IdempotencyRecord, request_hash: str) -> Response:
 
 
 def _request_hash(request: Request) -> str:
-    body = json.dumps(request.data, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(f"{request.method}\n{request.path}\n{body}".encode()).hexdigest()
+    data: Any = request.data
+    text = hashlib.sha256(data).hexdigest() if isinstance(data, bytes) else None
+    body = text or json.dumps(data, sort_keys=True, separators=(",", ":"))
+    path = request.get_full_path() if text else request.path
+    return hashlib.sha256(f"{request.method}\n{path}\n{body}".encode()).hexdigest()
 
 
 def _stored(data: Any, secret_fields: frozenset[str]) -> Any:

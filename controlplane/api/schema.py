@@ -7,6 +7,7 @@ from typing import Any
 
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import ResolvedComponent
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework import serializers
 
@@ -45,6 +46,10 @@ DOCUMENT_SETTINGS = {
         "TransferState": "controlplane.states.TransferState",
         "EvaluationState": "controlplane.states.EvaluationState",
         "ReplicaState": "controlplane.states.ReplicaState",
+        "LoanState": "controlplane.states.LoanState",
+        "DesiredSource": "controlplane.states.DesiredSource",
+        "ReleaseState": "controlplane.states.ReleaseState",
+        "CanaryVerdict": "controlplane.states.CanaryVerdict",
     }
 }
 
@@ -69,16 +74,27 @@ class ProblemSchema(AutoSchema):
         return self.method == "GET" and (hasattr(self.view, "rows") or getattr(self.view, "many", False))
 
     def get_override_parameters(self) -> list[Any]:
-        """The view's documented query parameters, and the idempotency header of every POST."""
-        declared: list[Any] = list(getattr(self.view, "documented", ())) if self.method == "GET" else []
-        return [*declared, _IDEMPOTENCY] if self.method == "POST" else declared
+        """The view's documented query parameters, and the idempotency header of every POST.
+
+        Where the body is a file, what else a POST says is in the address.
+        """
+        if self.method == "POST":
+            return [*([self.view.input_serializer] if self._takes_file() else []), _IDEMPOTENCY]
+        return list(getattr(self.view, "documented", ())) if self.method == "GET" else []
 
     def get_request_serializer(self) -> Any:
         """What a POST sends."""
+        if self.method == "POST" and self._takes_file():
+            return {parser.media_type: OpenApiTypes.BINARY for parser in self.view.parser_classes}
         return getattr(self.view, "input_serializer", None) if self.method == "POST" else None
+
+    def _takes_file(self) -> bool:
+        return bool(getattr(self.view, "body_is_file", False))
 
     def get_response_serializers(self) -> Any:
         """What the method answers with."""
+        if getattr(self.view, "answer_is_file", False):
+            return {(status, "application/octet-stream"): OpenApiTypes.BINARY for status in (200, 206)}
         if self.method == "DELETE":
             return {204: None}
         if self.method == "POST":

@@ -85,6 +85,30 @@ class RawJSONParser(BaseParser):
         return body
 
 
+class _FileParser(BaseParser):
+    """The body as it came, bounded."""
+
+    def parse(self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None) -> Any:
+        """The bytes. Raises: TooLarge (413)."""
+        limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        body: bytes = stream.read(limit + 1)
+        if len(body) > limit:
+            raise TooLarge(f"the file is over the limit of {limit} bytes")
+        return body
+
+
+class JsonLinesParser(_FileParser):
+    """JSON Lines."""
+
+    media_type = "application/x-ndjson"
+
+
+class ParquetParser(_FileParser):
+    """A Parquet table."""
+
+    media_type = "application/vnd.apache.parquet"
+
+
 class FiniteJSONRenderer(JSONRenderer):
     """JSON in which a number that is not finite (a diverged metric) is null. Bytes are JSON already."""
 

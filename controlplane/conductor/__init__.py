@@ -3,6 +3,7 @@
 advance    one run, under its advisory lock
 stages     StageKind → what is decided for such a stage
 rl         the decisions of a simulated RL stage
+curriculum which tasks a stage draws next
 staleness  how many groups may be admitted, and which are too old
 placement  which version each replica of a run should hold
 fleet      looking at replicas; repairing what differs from its wish

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import structlog
-from django.conf import settings
 from django.db.models import F, Q, Value
 from django.db.models.functions import Now
 
 from controlplane.conductor.looks import Looks
 from controlplane.models import Replica, ReplicaSlot, Run, Transfer, WorkUnit
+from controlplane.selectors.answering import there
+from controlplane.selectors.replica_tokens import Listener, replica_reach, replica_token
+from controlplane.services.enrolment import lease_lapse, leases_lapsed
 from controlplane.services.events import CONDUCTOR
-from controlplane.services.fleet import ReplicaReport, SlotReport, replica_report, slot_target
+from controlplane.services.fleet import slot_target
+from controlplane.services.forgetting import replica_forget_itself, replicas_gone
 from controlplane.services.metrics import CLUSTER_VERSION, ENGINE_IDLE_OF, Metric, metrics_record
+from controlplane.services.replica_reports import ReplicaReport, SlotReport, replica_report
+from controlplane.services.steering import replica_repair_itself, replicas_to_repair
 from controlplane.services.transfers import transfer_fail
 from controlplane.states import (
     DesiredSource,
@@ -29,32 +35,37 @@ from controlplane.states import (
     WorkKind,
     WorkState,
 )
-from rl_core.engines.client import ControlClient
-from rl_core.engines.protocol import SlotState
+from rl_core.engines.control_client import CONTROL_S, ControlClient
+from rl_core.engines.protocol import SlotState, SlotStatus
 from rl_core.errors import EngineError
 from rl_core.types import ClusterRole
 
 log = structlog.get_logger(__name__)
 
 RETRY_AFTER_S = 10.0
+_MAX_NAME: Final = 64
+_MAX_NUMBER: Final = 2.0**63
 _IN_FLIGHT = [TransferState.PENDING, TransferState.RUNNING]
-_CONCURRENT_LOOKS = 8
+_CONCURRENT_LOOKS = 32
+_LOOK_S = 10.0  # in all, for each of the two questions of a look
 _replicas, _slots, _transfers, _series_of = Looks("replica"), Looks("slot"), Looks("transfer"), Looks("series of a run")
 
 
 def fleet_poll() -> None:
     """Look at every replica and write down what it said; then the series that come of it."""
-    replicas = [replica for replica in Replica.objects.select_related("cluster") if replica.control_url]
+    replicas = Replica.objects.filter(there()).exclude(control_url="").select_related("cluster")
     with ThreadPoolExecutor(_CONCURRENT_LOOKS) as pool:
-        reports = list(pool.map(look_at, replicas))
-    for replica, report in zip(replicas, reports, strict=True):
-        if report.reachable or replica.state != ReplicaState.OFFLINE:
-            _replicas.at(replica.pk, partial(_note, replica, report))
+        looks = {pool.submit(look_at, replica): replica for replica in replicas}
+        for look in as_completed(looks):
+            _replicas.at(looks[look].pk, partial(_note, looks[look], look))
     _record_series()
 
 
-def _note(replica: Replica, report: ReplicaReport) -> None:
+def _note(replica: Replica, look: Future[ReplicaReport]) -> None:
     """Write down one look, with what the replica did since the look before."""
+    report = look.result()
+    if not report.reachable and replica.state == ReplicaState.OFFLINE:
+        return
     if report.reachable:
         report.metrics.update(rates(replica.metrics, report.metrics))
     replica_report(replica=replica, report=report)
@@ -63,24 +74,43 @@ def _note(replica: Replica, report: ReplicaReport) -> None:
 def look_at(replica: Replica) -> ReplicaReport:
     """One look at a replica. Never raises for a replica that is not well."""
     try:
-        with control_client(replica) as client:
+        with control_client(replica, timeout_s=_LOOK_S) as client:
             status, metrics = client.status(), client.metrics()
-    except (EngineError, OSError) as error:
+    except OSError as error:
+        return ReplicaReport(reachable=False, error=f"its control token does not read on this machine: {error}")
+    except EngineError as error:
         return ReplicaReport(reachable=False, error=str(error))
-    slots = {name: SlotReport(slot.version or "", slot.root) for name, slot in status.slots.items()}
     return ReplicaReport(
         reachable=True,
-        slots=slots,
-        metrics={**metrics, "polled_at": time.time()},
-        poisoned=any(slot.state is SlotState.POISONED for slot in status.slots.values()),
+        slots={name: SlotReport(slot.version or "", slot.root, _fault(slot)) for name, slot in status.slots.items()},
+        metrics={**_numbers(metrics), "polled_at": time.time()},
         error="; ".join(slot.error for slot in status.slots.values() if slot.error),
     )
 
 
-def control_client(replica: Replica) -> ControlClient:
-    """A client of the replica's control listener. Raises: OSError when its token file is not there."""
-    token = (settings.REPLICA_TOKEN_DIR / f"{replica.pk}.control").read_text().strip()
-    return ControlClient(replica.control_url, token)
+def _numbers(told: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of an engine's metrics, in all and by slot: whatever else it says there is not kept."""
+    found: dict[str, Any] = {name[:_MAX_NAME]: value for name, value in told.items() if _plain(value)}
+    slots = told.get("slots")
+    if isinstance(slots, dict):
+        found["slots"] = {name[:_MAX_NAME]: _numbers(of) for name, of in slots.items() if isinstance(of, dict)}
+    return found
+
+
+def _plain(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < _MAX_NUMBER
+
+
+def _fault(slot: SlotStatus) -> str:
+    if slot.state is not SlotState.POISONED:
+        return ""
+    return f"poisoned: {slot.error}" if slot.error else "poisoned"
+
+
+def control_client(replica: Replica, *, timeout_s: float = CONTROL_S) -> ControlClient:
+    """A client of the replica's control listener. Raises: OSError when its token file is not there; EngineError."""
+    token = replica_token(replica.pk, Listener.CONTROL, enrolment=replica.enrolment)
+    return ControlClient(replica.control_url, token, reach=replica_reach(replica.enrolment), timeout_s=timeout_s)
 
 
 def rates(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float]:
@@ -100,7 +130,10 @@ def rates(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float]:
 
 
 def slots_reconcile() -> int:
-    """Target again every slot that holds another version than its wish with no transfer on the way; how many."""
+    """Target again every slot that holds another version than its wish with no transfer on the way; how many.
+
+    Faulty slots are left to their repair.
+    """
     bury_dead_transfers()
     # A failure is not tried again at once; and a look that began before a transfer ended may be written after it.
     recent = Transfer.objects.filter(
@@ -108,7 +141,7 @@ def slots_reconcile() -> int:
         finished_at__gt=Now() - Value(timedelta(seconds=RETRY_AFTER_S)),
     )
     astray = (
-        ReplicaSlot.objects.filter(desired_version__isnull=False, replica__state__in=_REACHABLE)
+        ReplicaSlot.objects.filter(desired_version__isnull=False, replica__state__in=_REACHABLE, fault="")
         .exclude(current_version=F("desired_version"))
         .select_related("replica__cluster", "desired_version")
         .order_by("pk")
@@ -133,7 +166,25 @@ def _target_again(slot: ReplicaSlot) -> Transfer | None:
     )
 
 
-_REACHABLE = [ReplicaState.READY, ReplicaState.RECONCILING, ReplicaState.POISONED]
+_REACHABLE = [ReplicaState.READY, ReplicaState.RECONCILING, ReplicaState.DRAINING, ReplicaState.DRAINED]
+
+
+def leases_sweep() -> None:
+    """Replicas whose lease is over are offline, for people to see; routing left them out by itself."""
+    for replica in leases_lapsed():
+        _replicas.at(replica.pk, partial(lease_lapse, replica=replica))
+
+
+def replicas_sweep() -> None:
+    """Replicas that registered themselves and whose lease was over for long leave the fleet."""
+    for replica in replicas_gone():
+        _replicas.at(replica.pk, partial(replica_forget_itself, replica=replica))
+
+
+def poisoned_repair() -> None:
+    """Repair faulty slots from snapshots, a few times for each replica; after that a person has to."""
+    for replica in replicas_to_repair():
+        _replicas.at(replica.pk, partial(replica_repair_itself, replica=replica))
 
 
 def bury_dead_transfers() -> None:

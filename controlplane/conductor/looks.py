@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 
 import structlog
 from django.db import InterfaceError, OperationalError
+from psycopg.errors import DeadlockDetected
 
 from controlplane.errors import ControlPlaneError
 from rl_core.errors import RlCoreError
@@ -34,8 +35,10 @@ class Looks:
         self._not_before.pop(row, None)
         try:
             look()
-        except (OperationalError, InterfaceError):
-            raise
+        except (OperationalError, InterfaceError) as error:
+            if not isinstance(error.__cause__, DeadlockDetected):
+                raise
+            log.warning("look_refused", what=self._what, row=str(row), error=str(error)[:300])
         except (ControlPlaneError, RlCoreError) as error:  # it moved meanwhile: the next look decides again
             log.info("look_refused", what=self._what, row=str(row), error=str(error)[:300])
         except Exception:

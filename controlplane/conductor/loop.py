@@ -12,7 +12,7 @@ import structlog
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 
-from controlplane.conductor.duties import Duty, duties, slow_duties
+from controlplane.conductor.duties import Duty, duties, fleet_duties, slow_duties, storage_duties
 from controlplane.dispatch import Dispatcher
 from controlplane.services.events import NUDGE_CHANNEL
 
@@ -36,8 +36,12 @@ class Conductor:
 
     def run(self) -> None:
         """Work until stopped. The database may come and go."""
-        slow = threading.Thread(target=self._run_slow, name="conductor-slow", daemon=True)
-        slow.start()
+        beside = [
+            threading.Thread(target=self._run_beside, args=(rows,), name=f"conductor-{name}", daemon=True)
+            for name, rows in (("fleet", fleet_duties()), ("slow", slow_duties()), ("storage", storage_duties()))
+        ]
+        for thread in beside:
+            thread.start()
         log.info("conductor_started", tick_s=settings.CONDUCTOR_TICK_S)
         rounds = _Rounds(duties())
         nudges = _Nudges()
@@ -47,11 +51,12 @@ class Conductor:
             _guarded("dispatch", self._dispatcher.dispatch)
             nudged = nudges.wait(settings.CONDUCTOR_TICK_S, self._stop)
         nudges.close()
-        slow.join(timeout=5)
+        for thread in beside:
+            thread.join(timeout=5)
         log.info("conductor_stopped")
 
-    def _run_slow(self) -> None:
-        rounds = _Rounds(slow_duties())
+    def _run_beside(self, rows: Sequence[Duty]) -> None:
+        rounds = _Rounds(rows)
         while not self._stop.wait(0.25):
             rounds.go(nudged=False)
         connection.close()

@@ -28,7 +28,8 @@ def retarget_one(context: StageContext) -> bool:
     """
     slots = list(
         ReplicaSlot.objects.filter(replica__cluster__in=context.clusters, slot=WeightSlot.DEFAULT.value)
-        .exclude(replica__state=ReplicaState.OFFLINE)
+        .exclude(replica__state__in=[ReplicaState.OFFLINE, ReplicaState.POISONED])
+        .filter(fault="")
         .exclude(desired_source=DesiredSource.PINNED)
         .select_related("replica__cluster", "desired_version")
         .order_by("replica__cluster__slug", "replica__name")

@@ -6,15 +6,15 @@ from datetime import datetime
 from typing import Any
 
 from controlplane.conductor.context import StageContext
-from controlplane.conductor.rl import hopeless, next_tasks
+from controlplane.conductor.curriculum import next_draws
+from controlplane.conductor.rl import hopeless
 from controlplane.errors import NotFound
-from controlplane.models import RolloutGroup, RubricVersion, TaskSet
-from controlplane.services.groups import groups_admit
+from controlplane.models import RolloutGroup, RubricVersion
+from controlplane.selectors.task_sets import task_set_named
+from controlplane.services.groups import LOST, groups_admit
 from controlplane.services.runs import run_note
 from controlplane.states import GroupState
 from rl_core.specs import ReplaySpec
-
-_GONE = (GroupState.DROPPED, GroupState.VOIDED)
 
 
 def replay_pinned(context: StageContext, spec: ReplaySpec) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def replay_pinned(context: StageContext, spec: ReplaySpec) -> dict[str, Any]:
     if not spec.share:
         return {}
     project = context.run.project
-    task_set = TaskSet.objects.filter(project=project, slug=spec.task_set).order_by("-version").first()
+    task_set = task_set_named(project, spec.task_set)
     rubric = RubricVersion.objects.filter(rubric__project=project, rubric__slug=spec.rubric).order_by("-number").first()
     if task_set is None or rubric is None:
         what = f"task set {spec.task_set!r}" if task_set is None else f"rubric {spec.rubric!r}"
@@ -43,17 +43,17 @@ def replay_groups(context: StageContext, spec: ReplaySpec, *, attempts: int) -> 
         return []
     if hopeless(context):
         return None
-    missing = wanted - context.stage.groups.exclude(state__in=_GONE).count()
+    missing = wanted - context.stage.groups.exclude(state__in=LOST).count()
     if missing > 0:
         groups_admit(
             run=context.run,
             stage=context.stage,
-            tasks=next_tasks(context, missing),
+            draws=next_draws(context, missing, prompts_per_step=wanted),
             size=spec.group_size,
             version=context.head,
             run_seed=context.spec.seed,
         )
-    ready = context.stage.groups.filter(state=GroupState.READY).select_related("run").order_by("position")
+    ready = context.stage.groups.filter(state=GroupState.READY).select_related("run").order_by("draw")
     groups = list(ready[:wanted])
     if len(groups) < wanted:
         run_note(run=context.run, reason=f"waits for replay: {len(groups)} of {wanted} groups")

@@ -5,12 +5,15 @@ from __future__ import annotations
 from django.db.models import Count, Max, Q
 
 from controlplane.conductor.context import StageContext
-from controlplane.conductor.staleness import Intake, staleness, task_index
-from controlplane.models import Evaluation, Event, ReplicaSlot, RolloutGroup, RubricVersion, Step, Task, TaskSet
+from controlplane.conductor.curriculum import next_draws
+from controlplane.conductor.staleness import Intake, staleness
+from controlplane.models import Evaluation, Event, ReplicaSlot, RolloutGroup, RubricVersion, Step, TaskSet
+from controlplane.selectors.run_clusters import sessions_lent
+from controlplane.selectors.task_sets import proof_problem, task_set_named
 from controlplane.services.evaluations import evaluation_request
 from controlplane.services.events import CONDUCTOR, run_topic
 from controlplane.services.groups import IN_FLIGHT, groups_admit, groups_discard
-from controlplane.services.runs import run_fail, stage_move
+from controlplane.services.runs import run_fail, run_note, stage_move
 from controlplane.services.steps import step_batch
 from controlplane.states import (
     DesiredSource,
@@ -23,22 +26,34 @@ from controlplane.states import (
     WeightSlot,
 )
 from rl_core.specs import RlStage
-from rl_core.types import Split
 
 VOIDS_IN_A_ROW = 6
+DRAWS_AMONG_THEM = 3
 
 
 def rl_stage_start(context: StageContext) -> None:
-    """Pin the newest task set and rubric of the spec's names, and start."""
+    """Pin the task set (its newest version, if the spec names none) and the newest rubric, and start."""
     spec = rl_spec(context)
     project = context.run.project
-    task_set = TaskSet.objects.filter(project=project, slug=spec.task_set).order_by("-version").first()
+    task_set = task_set_named(project, spec.task_set)
     rubric = RubricVersion.objects.filter(rubric__project=project, rubric__slug=spec.rubric).order_by("-number").first()
     if task_set is None or rubric is None:
         what = f"task set {spec.task_set!r}" if task_set is None else f"rubric {spec.rubric!r}"
         run_fail(run=context.run, actor=CONDUCTOR, reason=f"{what} is gone; create it again and resume")
         return
+    if held_back(context, task_set):
+        return
     stage_move(stage=context.stage, to=StageState.RUNNING, actor=CONDUCTOR, task_set=task_set, rubric_version=rubric)
+
+
+def held_back(context: StageContext, task_set: TaskSet) -> bool:
+    """Whether a task set keeps the stage from starting: its proof is under way (the run says so), or refused it."""
+    problem, final = proof_problem(task_set)
+    if final:
+        run_fail(run=context.run, actor=CONDUCTOR, reason=problem)
+    elif problem or context.run.state_reason.startswith("waits for the proof"):
+        run_note(run=context.run, reason=problem)
+    return bool(problem)
 
 
 def rl_stage_advance(context: StageContext) -> None:
@@ -67,10 +82,15 @@ def rl_spec(context: StageContext) -> RlStage:
 
 
 def hopeless(context: StageContext) -> bool:
-    """Fail the run when one group after another is void since it last began to run: admitting more cannot help."""
+    """Fail the run when one group after another is void since it last began to run: admitting more cannot help.
+
+    Of more than a task or two, that is: those come back a few times, and are let go.
+    """
     ended = context.stage.groups.filter(finished_at__isnull=False).order_by("-finished_at")[:VOIDS_IN_A_ROW]
-    last = list(ended.values_list("state", "finished_at", "reason"))
-    if len(last) < VOIDS_IN_A_ROW or any(state != GroupState.VOIDED for state, _, _ in last):
+    last = list(ended.values_list("state", "finished_at", "reason", "draw"))
+    if len(last) < VOIDS_IN_A_ROW or any(state != GroupState.VOIDED for state, _, _, _ in last):
+        return False
+    if len({draw for _, _, _, draw in last}) < DRAWS_AMONG_THEM:
         return False
     began = Event.objects.filter(
         topic_id=run_topic(context.run.pk), type=EventType.RUN_CHANGED, data__state=RunState.RUNNING.value
@@ -96,10 +116,10 @@ def _drop_stale(context: StageContext, spec: RlStage) -> None:
 
 
 def _batch(context: StageContext, spec: RlStage) -> Step | None:
-    """The oldest P ready groups become the next step, unless one is in flight."""
+    """The P ready groups that were drawn first become the next step, unless one is in flight."""
     if context.run.steps.exclude(state=StepState.PUBLISHED).exists():
         return None
-    ready = context.stage.groups.filter(state=GroupState.READY).select_related("run").order_by("position")
+    ready = context.stage.groups.filter(state=GroupState.READY).select_related("run").order_by("draw")
     groups = list(ready[: spec.prompts_per_step])
     if len(groups) < spec.prompts_per_step:
         return None
@@ -111,7 +131,7 @@ def _admit(context: StageContext, spec: RlStage, published: int) -> list[Rollout
         running=Count("pk", filter=Q(state__in=IN_FLIGHT)),
         accepted=Count("pk", filter=Q(state__in=[GroupState.READY, GroupState.CONSUMED])),
     )
-    sessions = sum(cluster.capacity for cluster in context.clusters)
+    sessions = sum(cluster.capacity for cluster in context.clusters) + sessions_lent(context.run)
     intake = Intake(
         steps=spec.steps,
         prompts_per_step=spec.prompts_per_step,
@@ -126,7 +146,13 @@ def _admit(context: StageContext, spec: RlStage, published: int) -> list[Rollout
     return groups_admit(
         run=context.run,
         stage=context.stage,
-        tasks=next_tasks(context, intake.capacity),
+        draws=next_draws(
+            context,
+            intake.capacity,
+            prompts_per_step=spec.prompts_per_step,
+            lag=spec.max_staleness,
+            spec=spec.curriculum,
+        ),
         size=spec.group_size,
         version=context.head,
         run_seed=context.spec.seed,
@@ -146,21 +172,6 @@ def _lag(context: StageContext) -> int:
         current_version__lineage_id=context.run.lineage_id,
     ).aggregate(number=Max("current_version__number"))["number"]
     return 0 if newest is None else max(0, context.head.number - newest)
-
-
-def next_tasks(context: StageContext, count: int) -> list[Task]:
-    """The tasks at the stage's next `count` positions, in the run's seeded order."""
-    task_set = context.stage.task_set
-    if task_set is None:
-        raise RuntimeError(f"stage {context.stage.pk} runs without a task set")
-    first = context.stage.admitted_groups
-    indices = [
-        task_index(seed=context.spec.seed, stage=context.stage.position, position=position, count=task_set.train_count)
-        for position in range(first, first + count)
-    ]
-    rows = Task.objects.filter(task_set=task_set, split=Split.TRAIN.value, position__in=indices)
-    by_position = {row.position: row for row in rows}
-    return [by_position[index] for index in indices]
 
 
 def _evaluate(context: StageContext, spec: RlStage, published: int) -> None:

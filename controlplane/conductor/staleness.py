@@ -1,10 +1,8 @@
-"""How many groups may be admitted, in which order, and which are too old. Pure arithmetic."""
+"""How many groups may be admitted, and which are too old. Pure arithmetic."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
-from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +39,3 @@ class Intake:
 def staleness(*, head_number: int, oldest_number: int) -> int:
     """Versions between the oldest token's policy and the head. Numbers go on over epochs."""
     return head_number - oldest_number
-
-
-def task_index(*, seed: int, stage: int, position: int, count: int) -> int:
-    """Which task of `count` stands at an admission position: each pass over them is a fresh seeded shuffle."""
-    lap, offset = divmod(position, count)
-    return _shuffle(seed, stage, lap, count)[offset]
-
-
-@lru_cache(maxsize=16)
-def _shuffle(seed: int, stage: int, lap: int, count: int) -> tuple[int, ...]:
-    order = list(range(count))
-    random.Random(f"{seed}/{stage}/{lap}").shuffle(order)
-    return tuple(order)

@@ -1,32 +1,26 @@
-"""One request on its way: its choices begun on replicas, read as they come, and recorded, however they end."""
+"""A lane's request on its way: its choices begun on the arm's replicas, and recorded, however they end."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-import uuid
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import structlog
 from django.conf import settings
 
 from controlplane.gateway.database import in_database
 from controlplane.gateway.errors import OpenAiError, RouteStale
-from controlplane.gateway.replicas import Event, Flight
-from controlplane.gateway.shapes import Finished
 from controlplane.gateway.state import Gateway
-from controlplane.gateway.texts import AnswerText, Part
-from controlplane.models import new_id
+from controlplane.gateway.under_way import Choice, UnderWay
 from controlplane.selectors.lane_routes import LaneRoute
 from controlplane.services.assignments import Assignment
 from controlplane.services.generations import Answer, content_sampled, generation_record, narrowest
 from controlplane.states import Consent, GenerationOutcome
 from rl_core.chat import ChatTokenizer
-from rl_core.engines.protocol import EndEvent, GenerateBody, TokenEvent
-from rl_core.errors import EngineError
+from rl_core.engines.protocol import GenerateBody
 from rl_core.store import open_store
-from rl_core.types import FinishReason, Generated, SamplingParams, VersionSpan
 
 log = structlog.get_logger(__name__)
 
@@ -41,57 +35,8 @@ class Caller:
     consent: Consent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """What one choice goes on from. `messages` is what is recorded of it."""
-
-    messages: list[dict[str, str]]
-    token_ids: list[int]
-    sampling: SamplingParams
-
-
-@dataclass(slots=True, kw_only=True)
-class Choice:
-    """One completion, which is one generation."""
-
-    index: int
-    prompt: Prompt
-    text: AnswerText
-    generation_id: uuid.UUID = field(default_factory=new_id)
-    tokens: list[TokenEvent] = field(default_factory=list)
-    result: Generated | None = None
-    first_token_ms: float | None = None
-    flight: Flight | None = None
-
-    def take(self, event: Event, *, started_s: float) -> None:
-        """Note what came."""
-        if isinstance(event, EndEvent):
-            self.result = event.result
-            return
-        if not self.tokens:
-            self.first_token_ms = 1000 * (time.perf_counter() - started_s)
-        self.tokens.append(event)
-
-    def generated(self, tokenizer: ChatTokenizer) -> Generated:
-        """The result; of a choice that broke off, what there was of it."""
-        if self.result is not None:
-            return self.result
-        ids = [token.token for token in self.tokens]
-        return Generated(
-            token_ids=ids,
-            logprobs=[token.logprob for token in self.tokens],
-            text=tokenizer.decode(ids),
-            finish_reason=FinishReason.ABORT,
-            spans=_spans(self.tokens),
-            prompt_tokens=len(self.prompt.token_ids),
-        )
-
-
-class Answering:
-    """A request with its choices. `close` it: that leaves the replicas, and records what was not recorded.
-
-    Raises: OpenAiError 429 when too many are under way.
-    """
+class Answering(UnderWay):
+    """A lane's request: every choice of it is a generation, recorded however it ends."""
 
     def __init__(
         self,
@@ -103,17 +48,17 @@ class Answering:
         top_logprobs: int,
         started_s: float,
     ) -> None:
+        super().__init__(gateway, choices=choices, started_s=started_s)
         self.route = route
-        self.choices = choices
-        self._gateway = gateway
         self._caller = caller
         self._top_logprobs = top_logprobs
-        self._started_s = started_s
-        self._deadline = asyncio.get_running_loop().time() + settings.GATEWAY_TIMEOUT_S
         self._recorded = False
-        self._closed = False
-        gateway.enter()
         self.side, self._assignment = route.assign(caller.user_key)
+
+    @property
+    def version(self) -> str:
+        """The version of the user's arm."""
+        return str(self.side.version.ref)
 
     async def begin(self) -> None:
         """Get every choice's first token. Raises: OpenAiError."""
@@ -159,46 +104,6 @@ class Answering:
         trains = narrowest(self._caller.consent, lane.project.consent) == Consent.TRAIN
         return trains and content_sampled(generation_id=choice.generation_id, share=lane.record_share)
 
-    async def events(self) -> AsyncGenerator[tuple[Choice, Event], None]:
-        """Every choice's tokens and end, as they come. Raises: OpenAiError."""
-        queue: asyncio.Queue[tuple[Choice, Event | EngineError]] = asyncio.Queue()
-        readers = [asyncio.create_task(_read(choice, queue)) for choice in self.choices]
-        try:
-            left = len(readers)
-            while left:
-                choice, event = await self._next(queue)
-                choice.take(event, started_s=self._started_s)
-                left -= isinstance(event, EndEvent)
-                yield choice, event
-        finally:
-            for reader in readers:
-                reader.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
-
-    async def _next(self, queue: asyncio.Queue[tuple[Choice, Event | EngineError]]) -> tuple[Choice, Event]:
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                choice, event = await queue.get()
-        except TimeoutError as error:
-            limit = settings.GATEWAY_TIMEOUT_S
-            raise OpenAiError(504, f"the answer took longer than {limit} s", code="timeout") from error
-        if isinstance(event, EngineError):
-            log.warning("replica_broke_off", lane=self.route.lane.slug, error=str(event))
-            raise OpenAiError(503, "the replica broke off; ask again", code="broken_off") from event
-        return choice, event
-
-    def finished(self, choice: Choice, parts: list[Part]) -> Finished:
-        """A choice that has ended, for its shape."""
-        assert choice.result is not None
-        return Finished(
-            index=choice.index,
-            generation_id=choice.generation_id,
-            prompt_token_ids=choice.prompt.token_ids,
-            parts=parts,
-            tokens=choice.tokens,
-            result=choice.result,
-        )
-
     async def record(self, outcome: GenerationOutcome) -> None:
         """Write every choice down, once: a later call changes nothing. Raises: OpenAiError when it cannot be."""
         if self._recorded:
@@ -236,30 +141,8 @@ class Answering:
             outcome=outcome,
         )
 
-    async def close(self, outcome: GenerationOutcome | None) -> None:
-        """Leave the replicas. With an outcome, record under it what was not recorded. Raises nothing expected."""
-        if not self._closed:
-            self._closed = True
-            self._gateway.leave()
-        await self._leave()
-        if outcome is not None:
-            try:
-                await self.record(outcome)
-            except OpenAiError as error:
-                log.error("generation_lost", lane=self.route.lane.slug, outcome=outcome.value, error=str(error))
-
-    async def _leave(self) -> None:
-        flights = [choice.flight for choice in self.choices if choice.flight is not None]
-        await asyncio.gather(*(flight.aclose() for flight in flights), return_exceptions=True)
-
-
-async def _read(choice: Choice, queue: asyncio.Queue[tuple[Choice, Event | EngineError]]) -> None:
-    assert choice.flight is not None
-    try:
-        async for event in choice.flight.events():
-            queue.put_nowait((choice, event))
-    except EngineError as error:
-        queue.put_nowait((choice, error))
+    def _named(self) -> dict[str, str]:
+        return {"lane": self.route.lane.slug}
 
 
 def _record_all(route: LaneRoute, assignment: Assignment, caller: Caller, answers: Sequence[Answer]) -> None:
@@ -277,12 +160,3 @@ def _record_all(route: LaneRoute, assignment: Assignment, caller: Caller, answer
             store=store,
             assignment=assignment,
         )
-
-
-def _spans(tokens: Sequence[TokenEvent]) -> list[VersionSpan]:
-    """Version spans of tokens that name a version where it changes."""
-    starts = [place for place, token in enumerate(tokens) if token.version]
-    ends = [*starts[1:], len(tokens)]
-    return [
-        VersionSpan(start, end, tokens[start].version) for start, end in zip(starts, ends, strict=False) if end > start
-    ]

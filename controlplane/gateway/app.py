@@ -6,14 +6,10 @@ wait for them.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 import uuid
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
-import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -21,33 +17,28 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from controlplane.gateway.answering import Answering, Choice, Prompt
+from controlplane.gateway import rollouts
+from controlplane.gateway.answering import Answering
 from controlplane.gateway.callers import caller_of, key_of
 from controlplane.gateway.database import in_database
 from controlplane.gateway.errors import OpenAiError, json_response
 from controlplane.gateway.prompts import chat_prompt, completion_prompts
 from controlplane.gateway.request_ids import RequestIds
-from controlplane.gateway.requests import Asked, parse_chat, parse_completion
+from controlplane.gateway.requests import parse_chat, parse_completion
+from controlplane.gateway.responding import body_of, respond
 from controlplane.gateway.shapes import ChatShape, CompletionShape, Shape
 from controlplane.gateway.state import Gateway
-from controlplane.gateway.streams import AnswerStream, ClientLeft, watched
 from controlplane.gateway.texts import AnswerText
+from controlplane.gateway.under_way import Choice, Prompt
 from controlplane.models import ApiKey, Lane
-from controlplane.states import GenerationOutcome
 from rl_core.tool_calls import known_tools
-
-MAX_BODY_BYTES: Final = 8 << 20
-BODY_TIMEOUT_S: Final = 30.0
-
-log = structlog.get_logger(__name__)
-MakeShape = Callable[[uuid.UUID, str], Shape]
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation with the version that the lane's arm of this user serves."""
     started_s, gateway = time.perf_counter(), Gateway.here()
     key = await key_of(request, gateway)
-    asked = parse_chat(await _body(request))
+    asked = parse_chat(await body_of(request))
     caller = caller_of(request, user=asked.user_key)
     route = await gateway.route(project_id=key.project_id, slug=asked.model)
     tokenizer = gateway.tokenizer(route)
@@ -80,14 +71,14 @@ async def chat_completions(request: Request) -> Response:
         top_logprobs=asked.top_logprobs or 0,
         started_s=started_s,
     )
-    return await _respond(request, asked, answering, shape, logprobs=bool(asked.logprobs))
+    return await respond(request, asked, answering, shape, logprobs=bool(asked.logprobs))
 
 
 async def completions(request: Request) -> Response:
     """Go on from texts or tokens, without the lane's prompt."""
     started_s, gateway = time.perf_counter(), Gateway.here()
     key = await key_of(request, gateway)
-    asked = parse_completion(await _body(request))
+    asked = parse_completion(await body_of(request))
     caller = caller_of(request, user=asked.user_key)
     route = await gateway.route(project_id=key.project_id, slug=asked.model)
     tokenizer = gateway.tokenizer(route)
@@ -115,45 +106,7 @@ async def completions(request: Request) -> Response:
     answering = Answering(
         gateway, route, caller=caller, choices=choices, top_logprobs=asked.logprobs or 0, started_s=started_s
     )
-    return await _respond(request, asked, answering, shape, logprobs=asked.logprobs is not None)
-
-
-async def _respond(
-    request: Request, asked: Asked, answering: Answering, shape: MakeShape, *, logprobs: bool
-) -> Response:
-    """Wait for the first tokens; then stream, or wait for the rest. However it ends, it is closed and recorded."""
-    outcome: GenerationOutcome | None = GenerationOutcome.FAILED
-    streaming = False
-    try:
-        await watched(request.receive, answering.begin())
-        made = shape(answering.choices[0].generation_id, str(answering.side.version.ref))
-        if asked.stream:
-            streaming = True
-            return AnswerStream(answering, made, logprobs=logprobs, usage=asked.usage_in_stream)
-        return json_response(await watched(request.receive, _whole(answering, made)))
-    except ClientLeft:
-        outcome = GenerationOutcome.CANCELLED
-        return Response(status_code=499)
-    except OpenAiError as error:
-        # A request that was refused, or turned away before it began, is no generation.
-        outcome = outcome if error.status >= 500 else None
-        raise
-    finally:
-        if not streaming:
-            await asyncio.shield(answering.close(outcome))
-
-
-async def _whole(answering: Answering, shape: Shape) -> Any:
-    """Raises: OpenAiError."""
-    async with contextlib.aclosing(answering.events()) as events:
-        async for _ in events:
-            pass
-    finished = []
-    for choice in answering.choices:
-        assert choice.result is not None
-        finished.append(answering.finished(choice, choice.text.finish(choice.result.text)))
-    await answering.record(GenerationOutcome.ANSWERED)
-    return shape.whole(finished)
+    return await respond(request, asked, answering, shape, logprobs=asked.logprobs is not None)
 
 
 async def models(request: Request) -> Response:
@@ -177,20 +130,6 @@ def _models(key: ApiKey) -> list[dict[str, Any]]:
         {"id": row.slug, "object": "model", "created": int(row.created_at.timestamp()), "owned_by": key.project.slug}
         for row in Lane.objects.filter(project=key.project_id).order_by("slug")
     ]
-
-
-async def _body(request: Request) -> bytes:
-    """The whole body. Raises: OpenAiError 413, 408."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_BODY_BYTES:
-                    raise OpenAiError(413, f"the body is over {MAX_BODY_BYTES} bytes", code="too_large")
-    except TimeoutError as error:
-        raise OpenAiError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s", code="timeout") from error
-    return bytes(body)
 
 
 async def _on_error(_: Request, error: Exception) -> Response:
@@ -221,6 +160,7 @@ application = Starlette(
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{slug}", model, methods=["GET"]),
+        *rollouts.ROUTES,
     ],
     middleware=[Middleware(RequestIds)],
     exception_handlers={

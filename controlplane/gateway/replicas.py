@@ -43,6 +43,13 @@ class Flight:
         """Wait for the first event. Raises: EngineError."""
         self._first = _whole(await anext(self._events))
 
+    @property
+    def first_version(self) -> str:
+        """The version of the first token; empty before it."""
+        if isinstance(self._first, EndEvent):
+            return self._first.result.spans[0].version if self._first.result.spans else ""
+        return self._first.version if self._first else ""
+
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event, the first one too. Raises: EngineError."""
         if self._first is not None:
@@ -91,8 +98,15 @@ class Replicas:
         for seat in self.order(seats, affinity=affinity):
             if clock() >= deadline:
                 break
-            client = self._client(seat)
-            flight = Flight(self, seat, client.stream(msgspec.structs.replace(body, slot=seat.slot)))
+            try:
+                client = self._client(seat)
+            except EngineError as error:
+                self._note(seat, error)
+                failures.append(error)
+                continue
+            flight = Flight(
+                self, seat, client.stream(msgspec.structs.replace(body, slot=seat.slot, background=seat.background))
+            )
             try:
                 async with asyncio.timeout_at(min(clock() + first_token_s, deadline)):
                     await flight.begin()
@@ -119,7 +133,7 @@ class Replicas:
     def _client(self, seat: Seat) -> EngineClient:
         key = (seat.url, seat.token)
         if key not in self._clients:
-            self._clients[key] = EngineClient(seat.url, seat.token, max_connections=MAX_CONNECTIONS)
+            self._clients[key] = EngineClient(seat.url, seat.token, reach=seat.reach, max_connections=MAX_CONNECTIONS)
         return self._clients[key]
 
     def _note(self, seat: Seat, error: Exception) -> None:

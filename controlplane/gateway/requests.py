@@ -245,6 +245,18 @@ def parse_chat(body: bytes) -> ChatRequest:
     return request
 
 
+def parse_rollout_chat(body: bytes, *, model: str) -> ChatRequest:
+    """Read a chat request of a session. Its key says which model answers, whatever name the client has for it.
+
+    Raises: OpenAiError, naming the parameter.
+    """
+    request = msgspec.structs.replace(_decode(body, ChatRequest), model=model)
+    request.check()
+    if request.choices != 1:
+        raise _refuse("a session has one answer to each request: ask again for another", "n")
+    return request
+
+
 def parse_completion(body: bytes) -> CompletionRequest:
     """Read a completion request. Raises: OpenAiError, naming the parameter."""
     request = _decode(body, CompletionRequest)

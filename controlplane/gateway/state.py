@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import uuid
+from collections import Counter
 from pathlib import Path
 from typing import ClassVar, Final
 from weakref import WeakKeyDictionary
@@ -21,6 +22,8 @@ from controlplane.gateway.errors import OpenAiError
 from controlplane.gateway.replicas import Replicas
 from controlplane.models import ApiKey
 from controlplane.selectors.lane_routes import LaneRoute, lane_route
+from controlplane.selectors.rollout_routes import RolloutRoute, rollout_route
+from controlplane.services.rollout_sessions import key_digest, session_key
 from controlplane.services.tenancy import api_key_authenticate
 from rl_core.chat import ChatTokenizer
 from rl_core.errors import ModelError
@@ -30,6 +33,7 @@ ROUTE_FRESH_S: Final = 0.3
 ROUTE_MAX_AGE_S: Final = 1.0
 KEY_FRESH_S: Final = 1.0
 KEY_MAX_AGE_S: Final = 4.0
+SESSION_CALLS: Final = 32  # of one session at once
 
 RouteKey = tuple[uuid.UUID, str]
 log = structlog.get_logger(__name__)
@@ -50,10 +54,14 @@ class Gateway:
 
     def __init__(self) -> None:
         self.replicas = Replicas()
-        self._in_flight = 0
+        self._users = 0
+        self._sessions: Counter[uuid.UUID] = Counter()
         self._keys: FreshCache[str, ApiKey] = FreshCache(_load_key, fresh_s=KEY_FRESH_S, max_age_s=KEY_MAX_AGE_S)
         self._routes: FreshCache[RouteKey, LaneRoute] = FreshCache(
             _load_route, fresh_s=ROUTE_FRESH_S, max_age_s=ROUTE_MAX_AGE_S
+        )
+        self._rollouts: FreshCache[str, RolloutRoute] = FreshCache(
+            _load_rollout_route, fresh_s=ROUTE_FRESH_S, max_age_s=ROUTE_MAX_AGE_S
         )
 
     @classmethod
@@ -78,26 +86,70 @@ class Gateway:
         self._routes.drop(key)
         return _known(await self._routes.get(key), stale.lane.slug)
 
+    async def rollout_route(self, key: str) -> RolloutRoute:
+        """The route of the session that this key is of. Raises: OpenAiError 401, 503."""
+        return _alive(await self._rollouts.get(key_digest(key)))
+
+    async def rollout_route_anew(self, stale: RolloutRoute) -> RolloutRoute:
+        """The session's route as it is now. Raises: OpenAiError."""
+        digest = key_digest(session_key(stale.session_id))
+        self._rollouts.drop(digest)
+        return _alive(await self._rollouts.get(digest))
+
     def tokenizer(self, route: LaneRoute) -> ChatTokenizer:
         """The lane's tokenizer, which its route brought with it."""
         return tokenizer_of(route.lane.model.folder)
 
-    def enter(self) -> None:
-        """Count a request in. Raises: OpenAiError 429 when too many are under way."""
-        if self._in_flight >= settings.GATEWAY_MAX_REQUESTS:
+    def enter(self, session: uuid.UUID | None = None) -> None:
+        """Count a request in, a user's or a session's. Sessions in training take no place of users.
+
+        Raises: OpenAiError 429 when too many are under way.
+        """
+        under_way = self._users if session is None else self._sessions.total()
+        full = under_way >= settings.GATEWAY_MAX_REQUESTS
+        if full or (session is not None and self._sessions[session] >= SESSION_CALLS):
             raise OpenAiError(
                 429, "too many requests are under way; try again", code="rate_limit_exceeded", retry_after_s=1
             )
-        self._in_flight += 1
+        if session is None:
+            self._users += 1
+        else:
+            self._sessions[session] += 1
 
-    def leave(self) -> None:
+    def leave(self, session: uuid.UUID | None = None) -> None:
         """Count it out."""
-        self._in_flight -= 1
+        if session is None:
+            self._users -= 1
+            return
+        self._sessions[session] -= 1
+        if not self._sessions[session]:
+            del self._sessions[session]
 
 
 def _known(route: LaneRoute | None, slug: str) -> LaneRoute:
     if route is None:
         raise OpenAiError(404, f"no lane {slug!r} in this project serves", code="model_not_found", param="model")
+    return route
+
+
+def _alive(route: RolloutRoute | None) -> RolloutRoute:
+    if route is None:
+        raise OpenAiError(401, "this is no key of a session that is under way", code="invalid_api_key")
+    return route
+
+
+async def _load_rollout_route(digest: str) -> RolloutRoute | None:
+    return await in_database(_rollout_route_with_tokenizer, digest)
+
+
+def _rollout_route_with_tokenizer(digest: str) -> RolloutRoute | None:
+    route = rollout_route(digest)
+    if route is not None:
+        try:
+            tokenizer_of(route.plan.model_folder)
+        except ModelError as error:
+            log.error("tokenizer_unreadable", session=str(route.session_id), error=str(error))
+            raise OpenAiError(503, "the model's folder is not readable here", code="unavailable") from error
     return route
 
 

@@ -11,10 +11,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from controlplane.gateway.answering import Answering, Choice
 from controlplane.gateway.errors import OpenAiError
 from controlplane.gateway.shapes import Finished, Shape, finish_reason
 from controlplane.gateway.texts import Part
+from controlplane.gateway.under_way import Choice, UnderWay
 from controlplane.states import GenerationOutcome
 from rl_core.engines.http import disconnected
 from rl_core.engines.protocol import EndEvent, TokenEvent
@@ -50,7 +50,7 @@ class AnswerStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, answering: Answering, shape: Shape, *, logprobs: bool, usage: bool) -> None:
+    def __init__(self, answering: UnderWay, shape: Shape, *, logprobs: bool, usage: bool) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._answering = answering

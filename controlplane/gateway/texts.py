@@ -24,7 +24,12 @@ class AnswerText:
         self._stream = TextStream(tokenizer, stops)
         self._finder = None if known is None else CallFinder(known)
         self._opening = opening
-        self.given = 0
+        self.said: list[Part] = []
+
+    @property
+    def given(self) -> int:
+        """How many calls the client was given."""
+        return sum(isinstance(part, ToolCall) for part in self.said)
 
     @property
     def attempts(self) -> Sequence[ToolCall]:
@@ -39,18 +44,13 @@ class AnswerText:
         """The rest, given the whole text that was sampled."""
         parts = self._split(self._stream.finish(text))
         rest = self._finder.finish() if self._finder else []
-        self._count(rest)
+        self.said += rest
         return [*parts, *rest]
 
     def _split(self, piece: str) -> list[Part]:
         piece, self._opening = self._opening + piece, ""
         if not piece:
             return []
-        if self._finder is None:
-            return [piece]
-        parts = self._finder.push(piece)
-        self._count(parts)
+        parts: list[Part] = [piece] if self._finder is None else self._finder.push(piece)
+        self.said += parts
         return parts
-
-    def _count(self, parts: list[Part]) -> None:
-        self.given += sum(isinstance(part, ToolCall) for part in parts)

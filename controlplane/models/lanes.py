@@ -14,7 +14,10 @@ from controlplane.states import Arm, CanaryVerdict, ReleaseState, SlotState
 
 
 class Lane(Entity):
-    """One served model with its cadence: the promoted version, and at most one release in flight."""
+    """One served model with its cadence: the promoted version, and at most one release in flight.
+
+    A cluster has one lane: what its replicas hold, and which of their slots is spare, follows from that lane alone.
+    """
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="lanes")
     slug = models.SlugField(max_length=64)
@@ -38,7 +41,10 @@ class Lane(Entity):
     salt = models.CharField(max_length=64)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["project", "slug"], name="lane_slug_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["project", "slug"], name="lane_slug_once"),
+            models.UniqueConstraint(fields=["cluster"], name="one_lane_of_a_cluster"),
+        ]
 
     def __str__(self) -> str:
         return self.slug

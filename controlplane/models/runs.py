@@ -57,7 +57,8 @@ class Stage(Entity):
     spec = models.JSONField()
     task_set = models.ForeignKey(TaskSet, null=True, on_delete=models.PROTECT, related_name="+")
     rubric_version = models.ForeignKey(RubricVersion, null=True, on_delete=models.PROTECT, related_name="+")
-    admitted_groups = models.PositiveIntegerField(default=0, help_text="cursor into the seeded order of tasks")
+    admitted_groups = models.PositiveIntegerField(default=0)
+    draws = models.PositiveIntegerField(default=0, help_text="cursor into the curriculum's sequence of tasks")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "position"], name="stage_position_once")]
@@ -127,6 +128,7 @@ class RolloutGroup(Entity):
     purpose = models.CharField(max_length=12, choices=GroupPurpose.choices)
     state = models.CharField(max_length=12, choices=GroupState.choices, default=GroupState.ADMITTED)
     position = models.PositiveIntegerField(help_text="order of admission within the stage or evaluation")
+    draw = models.PositiveIntegerField(help_text="place in the curriculum; the same again when a lost group comes back")
     size = models.PositiveSmallIntegerField()
     seed = models.BigIntegerField()
     admitted_version = models.ForeignKey(PolicyVersion, on_delete=models.PROTECT, related_name="+")
@@ -139,6 +141,11 @@ class RolloutGroup(Entity):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["stage", "position"], name="group_position_once"),
+            models.UniqueConstraint(
+                fields=["stage", "draw"],
+                name="draw_counts_once",
+                condition=~models.Q(state__in=[GroupState.DROPPED, GroupState.VOIDED]),
+            ),
             models.UniqueConstraint(fields=["evaluation", "position"], name="evaluation_group_once"),
         ]
         indexes = [models.Index(fields=["run", "state"]), models.Index(fields=["evaluation", "state"])]

@@ -20,6 +20,7 @@ class Project(Entity):
     slug = models.SlugField(max_length=64, unique=True)
     name = models.CharField(max_length=200)
     consent = models.CharField(max_length=8, choices=Consent.choices, default=Consent.TRAIN)
+    lending_allowed = models.BooleanField(default=False, help_text="rollouts may borrow replicas of serving clusters")
 
     def __str__(self) -> str:
         return self.slug

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
-from controlplane.models import Replica
+from controlplane.models import Cluster, Replica
 from controlplane.processes.ports import LOOPBACK, free_port, port_is_free
 from controlplane.processes.records import write_atomically
 from controlplane.processes.specs import ENGINE_ENV, ProcessSpec
@@ -63,6 +63,8 @@ class LocalEngines:
         argv = [sys.executable, "-u", "-m", "rl_core.engines", "--model", str(folder), "--store", settings.STORE_URL]
         argv += ["--name", replica.name, "--port", str(inference), "--control-port", str(control)]
         argv += ["--inference-token-file", str(tokens["inference"]), "--control-token-file", str(tokens["control"])]
+        argv += ["--spool", str(settings.STATE_DIR / "spool" / str(replica.pk))]
+        argv += ["--peer-token-file", str(peer_token(replica.cluster))]
         argv += ["--weight-slots", slots, "--max-seqs", str(settings.ENGINE_MAX_SEQS)]
         argv += ["--max-len", str(self._max_tokens), "--threads", str(settings.ENGINE_THREADS), "--log-level", "info"]
         return ProcessSpec(name=self._name(replica), argv=tuple(argv), env=dict(ENGINE_ENV), priority=30)
@@ -86,9 +88,17 @@ class LocalEngines:
 
 def replica_tokens(replica: Replica) -> dict[str, Path]:
     """Files with the bearer tokens of a replica's two listeners, made on first use, readable by their owner alone."""
-    files = {kind: settings.REPLICA_TOKEN_DIR / f"{replica.pk}.{kind}" for kind in ("control", "inference")}
-    for path in files.values():
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(path, secrets.token_urlsafe(32).encode())
-    return files
+    return {kind: _token_file(f"{replica.pk}.{kind}") for kind in ("control", "inference")}
+
+
+def peer_token(cluster: Cluster) -> Path:
+    """The file with the token that the cluster's replicas ask of each other for segments; made on first use."""
+    return _token_file(f"{cluster.pk}.peers")
+
+
+def _token_file(name: str) -> Path:
+    path: Path = settings.REPLICA_TOKEN_DIR / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(path, secrets.token_urlsafe(32).encode())
+    return path

@@ -10,6 +10,7 @@ from pathlib import Path
 from django.conf import settings
 
 from controlplane.states import Queue
+from rl_core.sandbox import postgres
 
 # How many processes a worker kind forks. Rollouts wait on engines most of the time; training is one at a time.
 CONCURRENCY = {Queue.CONTROL: 1, Queue.ROLLOUT: 2, Queue.TRAIN: 1, Queue.TRANSFER: 2, Queue.SCORE: 1}
@@ -59,13 +60,13 @@ def keeper_spec() -> ProcessSpec:
 
 def sandboxd_spec(socket: Path) -> ProcessSpec:
     """The only process that starts worlds. It gets no credentials of ours."""
-    return ProcessSpec(
-        name="sandboxd", argv=_python("-m", "rl_core.sandbox", "--socket", str(socket)), bare=True, priority=60
-    )
+    mounts = [word for name, path in postgres.mounts().items() for word in ("--mount", f"{name}={path}")]
+    places = ("--socket", str(socket), "--state", str(settings.STATE_DIR / "sandboxd"))
+    return ProcessSpec(name="sandboxd", argv=_python("-m", "rl_core.sandbox", *places, *mounts), bare=True, priority=60)
 
 
-def worker_spec(queue: Queue) -> ProcessSpec:
-    """The Celery worker of one queue."""
+def worker_spec(queue: Queue, *, public_url: str) -> ProcessSpec:
+    """The Celery worker of one queue. `public_url` is where remote environments reach the web process."""
     count = CONCURRENCY[queue]
     pool = ("--pool", "prefork", "--concurrency", str(count))
     return ProcessSpec(
@@ -76,7 +77,7 @@ def worker_spec(queue: Queue) -> ProcessSpec:
             *("--without-gossip", "--without-mingle", "--without-heartbeat"),
         ),
         # Celery would load every page and API view to check them, in each worker.
-        env={**LEAN, "CELERY_SKIP_CHECKS": "1"},
+        env={**LEAN, "CELERY_SKIP_CHECKS": "1", "PUBLIC_URL": public_url},
         # Celery's bounded stop: running tasks get a few seconds and are then given back.
         stop_signal=signal.SIGQUIT,
         grace_s=12.0,

@@ -53,7 +53,9 @@ class Stack:
 
 def base_specs(*, web_port: int, say: Say) -> list[ProcessSpec]:
     """All but the engines, which the database tells of."""
-    specs = [web_spec(port=web_port), conductor_spec(), *(worker_spec(queue) for queue in Queue)]
+    # Unless it was said otherwise, remote environments are on this machine too.
+    public_url = settings.PUBLIC_URL or f"http://127.0.0.1:{web_port}"
+    specs = [web_spec(port=web_port), conductor_spec(), *(worker_spec(queue, public_url=public_url) for queue in Queue)]
     if settings.EMBEDDED:
         specs.append(keeper_spec())
     refusal = sandbox_refusal()

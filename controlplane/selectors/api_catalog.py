@@ -1,27 +1,15 @@
-"""Reads for the API: models, environments, task sets, rubrics."""
+"""Reads for the API: models, task sets, rubrics."""
 
 from __future__ import annotations
 
 from django.db.models import Max, QuerySet
 
 from controlplane.models import ModelCard, Project, Rubric, RubricVersion, Task, TaskSet
-from rl_core.environments.environment import Environment
-from rl_core.environments.registry import ENVIRONMENTS
 
 
 def models_of(project: Project) -> QuerySet[ModelCard]:
     """Models of the catalogue."""
     return ModelCard.objects.filter(project=project)
-
-
-def environments() -> list[Environment]:
-    """Environments that this build knows, by name."""
-    return [ENVIRONMENTS[slug] for slug in sorted(ENVIRONMENTS)]
-
-
-def environment_of_slug(slug: str) -> Environment | None:
-    """One environment."""
-    return ENVIRONMENTS.get(slug)
 
 
 def task_sets_of(project: Project) -> QuerySet[TaskSet]:

@@ -16,7 +16,7 @@ from controlplane.models import Evaluation, MetricPoint, Project, Rollout, Rollo
 from controlplane.selectors.lttb import lttb
 from controlplane.selectors.thinning import points_thinned
 from controlplane.states import StepState
-from rl_core.store.object_store import open_store
+from rl_core.store import open_store
 from rl_core.types import Trajectory
 
 MAX_SERIES = 100

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 
-from django.conf import settings
 from django.db.models import Q
 
-from controlplane.models import Lane, PolicyVersion, Release, ReplicaSlot
+from controlplane.models import Lane, PolicyVersion, Release, Replica, ReplicaSlot
+from controlplane.selectors.answering import answering_slots, on_loan
+from controlplane.selectors.replica_tokens import Listener, replica_reach, replica_token
 from controlplane.services.assignments import Assignment, Experiment, arm_assign
 from controlplane.services.generations import user_hash
-from controlplane.states import Arm, ReleaseState, ReplicaState
+from controlplane.states import Arm, ReleaseState
+from rl_core.destinations import Reach
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One weight slot of one replica that holds a version."""
+    """One weight slot of one replica that holds a version. Requests in the `background` give way to users there.
+
+    `reach` bounds where its URL may lead; None trusts it.
+    """
 
     replica_id: uuid.UUID
     url: str
     token: str
     slot: str
+    background: bool = False
+    reach: Reach | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +82,26 @@ def _canary(lane: Lane) -> Release | None:
 
 
 def _seats(lane: Lane, versions: list[PolicyVersion]) -> dict[uuid.UUID, tuple[Seat, ...]]:
-    """Seats by version. A replica whose token is not on this machine cannot be asked from here."""
+    """Seats by version: of replicas that answer, and of slots that are not lent, whatever these hold.
+
+    A replica whose token is not on this machine cannot be asked from here.
+    """
     found: dict[uuid.UUID, tuple[Seat, ...]] = {version.id: () for version in versions}
     slots = ReplicaSlot.objects.filter(
-        replica__cluster=lane.cluster_id,
-        current_version__in=versions,
-        replica__state__in=(ReplicaState.READY, ReplicaState.RECONCILING),
+        answering_slots(), ~on_loan(), replica__cluster=lane.cluster_id, current_version__in=versions
     )
     for slot in slots.select_related("replica").order_by("replica_id", "slot"):
-        token = _token(slot.replica_id)
+        token = inference_token(slot.replica)
         if token and slot.current_version_id:
-            seat = Seat(slot.replica_id, slot.replica.inference_url, token, slot.slot)
+            reach = replica_reach(slot.replica.enrolment)
+            seat = Seat(slot.replica_id, slot.replica.inference_url, token, slot.slot, reach=reach)
             found[slot.current_version_id] += (seat,)
     return found
 
 
-def _token(replica_id: uuid.UUID) -> str:
-    path: Path = settings.REPLICA_TOKEN_DIR / f"{replica_id}.inference"
+def inference_token(replica: Replica) -> str:
+    """What the replica's inference port asks for; empty where its file is not on this machine."""
     try:
-        return path.read_text().strip()
+        return replica_token(replica.pk, Listener.INFERENCE, enrolment=replica.enrolment)
     except FileNotFoundError:
         return ""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from django.db.models import Count, Max, QuerySet
 
-from controlplane.models import ModelCard, Project, Rubric, RubricVersion, Task, TaskSet
-from rl_core.environments.criteria import CriterionKind
+from controlplane.models import ModelCard, Project, Rubric, RubricVersion, TaskSet
+from rl_core.environments.criteria import CRITERIA, WATCHED, CriterionKind
 from rl_core.environments.reward import Tier
-
-PAGE = 50
 
 
 def task_sets_of(project: Project) -> QuerySet[TaskSet]:
@@ -22,14 +21,6 @@ def task_sets_of(project: Project) -> QuerySet[TaskSet]:
 def models_of(project: Project) -> QuerySet[ModelCard]:
     """Models of the catalogue, newest first."""
     return ModelCard.objects.filter(project=project).order_by("-created_at")
-
-
-def tasks_page(task_set: TaskSet, *, split: str, after: int) -> tuple[list[Task], int | None]:
-    """Tasks of one split from a position on, and the position where the next page begins (None: there is none)."""
-    found = list(
-        Task.objects.filter(task_set=task_set, split=split, position__gte=after).order_by("position")[: PAGE + 1]
-    )
-    return found[:PAGE], found[PAGE].position if len(found) > PAGE else None
 
 
 def rubrics_of(project: Project) -> QuerySet[Rubric]:
@@ -76,6 +67,35 @@ def weighted_criteria(criteria: list[dict[str, Any]]) -> list[WeightedCriterion]
         )
         for row in criteria
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class KindShown:
+    """A kind of criterion for who writes one: what its value means, and its parameters with their defaults."""
+
+    kind: str
+    meaning: str
+    params: list[str]
+    watched: bool
+
+
+def kinds_shown() -> list[KindShown]:
+    """Every kind, in the order in which rubrics offer them."""
+    return [
+        KindShown(
+            kind=kind.value,
+            meaning=(row.grade.__doc__ or "").partition("Raises:")[0].partition("\n")[0].replace("`", "").strip(),
+            params=[_param(field) for field in msgspec.structs.fields(row.params)],
+            watched=kind in WATCHED,
+        )
+        for kind, row in CRITERIA.items()
+    ]
+
+
+def _param(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return f"{field.name} (required)"
+    return f"{field.name} = {msgspec.json.encode(field.default).decode()}"
 
 
 CRITERION_KINDS: tuple[str, ...] = tuple(kind.value for kind in CriterionKind)

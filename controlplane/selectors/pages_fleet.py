@@ -1,18 +1,23 @@
-"""Reads for the pages: clusters, replicas, what they hold, how far they lag, what was sent to them."""
+"""Reads for the pages: clusters by region, their replicas, what they hold, how far they lag, what may be done."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from itertools import groupby
+from typing import Any, ClassVar
 
 from django.db.models import Sum
 from django.utils import timezone
 
-from controlplane.models import Cluster, PolicyVersion, Project, Replica, ReplicaSlot, Transfer
-from controlplane.states import TransferState
+from controlplane.models import Cluster, Loan, PolicyVersion, Project, Replica, ReplicaSlot, Transfer
+from controlplane.services.steering import MAX_REPAIRS
+from controlplane.states import DesiredSource, LoanState, ReplicaState, TransferState
+from rl_core.types import ClusterRole
 
 _DAY = timedelta(days=1)
+_ANSWERING = frozenset({ReplicaState.READY, ReplicaState.RECONCILING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,16 @@ class SlotView:
         return self.slot.current_version_id == self.slot.desired_version_id
 
     @property
+    def ahead(self) -> int:
+        """By how many versions it is past what it should hold: on its way back."""
+        return max(0, -(self.lag_versions or 0))
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a person said what it holds."""
+        return self.slot.desired_source == DesiredSource.PINNED
+
+    @property
     def pause_s(self) -> float | None:
         """How long generation stood still at the last swap."""
         return self.last.timings.get("pause_s") if self.last else None
@@ -37,11 +52,64 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """A replica with its slots."""
+    """A replica with its slots, and its loan while it is not returned."""
 
     replica: Replica
     slots: list[SlotView]
     metrics: list[tuple[str, Any]]
+    loan: Loan | None = None
+    lends: bool = False  # its cluster serves users, and the project allows lending
+    most_repairs: ClassVar[int] = MAX_REPAIRS
+
+    @property
+    def waits_for_person(self) -> bool:
+        """Whether something of it is faulty and no repair is tried by itself any more."""
+        return self.faulty and self.replica.repairs >= MAX_REPAIRS
+
+    @property
+    def faulty(self) -> bool:
+        """Whether a slot, or all of it, is not trusted."""
+        return self.replica.state == ReplicaState.POISONED or any(view.slot.fault for view in self.slots)
+
+    @property
+    def lease_over(self) -> bool:
+        """Whether it registered itself and did not renew in time."""
+        until = self.replica.lease_until
+        return until is not None and until <= timezone.now()
+
+    @property
+    def answers(self) -> bool:
+        """Whether it was given requests at the last look."""
+        return self.replica.state in _ANSWERING
+
+    @property
+    def notes(self) -> bool:
+        """Whether there is more to say of it than its state."""
+        known = self.replica
+        told = known.error or known.repairs or known.drained_at or known.lease_until or self.loan
+        poisoned = known.state == ReplicaState.POISONED
+        return bool(told) or poisoned or any(view.slot.fault or view.pinned for view in self.slots)
+
+    @property
+    def forgettable(self) -> bool:
+        """Whether it is gone: nobody here starts it, and nothing says that it is there."""
+        gone = self.replica.state == ReplicaState.OFFLINE and (self.lease_over or self.replica.lease_until is None)
+        return gone and not self.replica.cluster.local
+
+    @property
+    def acts(self) -> list[str]:
+        """What somebody who controls the fleet may ask of it now."""
+        pinned = any(view.pinned for view in self.slots)
+        found = ["pin"] if self.slots else []
+        found += ["unpin"] if pinned else []
+        found.append("drain" if self.replica.drained_at is None else "undrain")
+        found += ["repair"] if self.replica.state != ReplicaState.OFFLINE else []
+        found += ["forget"] if self.forgettable else []
+        if self.loan is not None:
+            found += ["return"] if self.loan.state == LoanState.LENT else []
+        elif self.lends and len(self.slots) > 1:
+            found.append("lend")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +118,40 @@ class ClusterView:
 
     cluster: Cluster
     replicas: list[ReplicaView]
+    fetched_bytes: int
+    full_bytes: int
+
+    @property
+    def measures(self) -> bool:
+        """Whether any of its engines told a figure."""
+        return any(replica.metrics for replica in self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionView:
+    """The clusters of one region."""
+
+    name: str
+    clusters: list[ClusterView]
+
+    @property
+    def replicas(self) -> list[ReplicaView]:
+        """All of the region."""
+        return [replica for view in self.clusters for replica in view.replicas]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTotals:
+    """The whole fleet in numbers."""
+
+    replicas: int
+    answering: int
+    out: list[tuple[str, int]]  # states of those that do not answer, and of how many
+    slots: int  # that should hold something
+    in_step: int
+    behind_versions: int
+    behind_s: float | None
+    lent: int
     fetched_bytes: int
     full_bytes: int
 
@@ -64,9 +166,10 @@ def lag_in_versions(current: PolicyVersion | None, desired: PolicyVersion | None
 
 
 def clusters_view(project: Project) -> list[ClusterView]:
-    """A project's clusters with everything their page shows, in five queries however many they are."""
+    """A project's clusters with everything their page shows, in six queries however many they are."""
     now = timezone.now()
     last = _last_transfers(project)
+    loans = {loan.replica_id: loan for loan in _open_loans(project)}
     slots: dict[Any, list[SlotView]] = {}
     rows = ReplicaSlot.objects.filter(replica__cluster__project=project).select_related(
         "current_version", "desired_version"
@@ -75,9 +178,11 @@ def clusters_view(project: Project) -> list[ClusterView]:
         view = _slot_view(slot, last.get((slot.replica_id, slot.slot)), now)
         slots.setdefault(slot.replica_id, []).append(view)
     replicas: dict[Any, list[ReplicaView]] = {}
-    for replica in Replica.objects.filter(cluster__project=project).order_by("name"):
+    for replica in Replica.objects.filter(cluster__project=project).select_related("cluster").order_by("name"):
         metrics = [(key, value) for key, value in sorted(replica.metrics.items()) if isinstance(value, int | float)]
-        replicas.setdefault(replica.cluster_id, []).append(ReplicaView(replica, slots.get(replica.pk, []), metrics))
+        lends = project.lending_allowed and replica.cluster.role == ClusterRole.SERVING.value
+        seen = ReplicaView(replica, slots.get(replica.pk, []), metrics, loans.get(replica.pk), lends)
+        replicas.setdefault(replica.cluster_id, []).append(seen)
     traffic = _traffic(project, now)
     return [
         ClusterView(cluster, replicas.get(cluster.pk, []), *traffic.get(cluster.pk, (0, 0)))
@@ -85,10 +190,40 @@ def clusters_view(project: Project) -> list[ClusterView]:
     ]
 
 
+def regions_of(views: list[ClusterView]) -> list[RegionView]:
+    """The clusters by region, in the order of their names."""
+    ordered = sorted(views, key=lambda view: (view.cluster.region, view.cluster.role, view.cluster.slug))
+    return [RegionView(name, list(group)) for name, group in groupby(ordered, key=lambda view: view.cluster.region)]
+
+
+def totals_of(views: list[ClusterView]) -> FleetTotals:
+    """What all clusters come to."""
+    replicas = [replica for view in views for replica in view.replicas]
+    slots = [slot for replica in replicas for slot in replica.slots if slot.slot.desired_version_id is not None]
+    late = [slot for slot in slots if not slot.current]
+    return FleetTotals(
+        replicas=len(replicas),
+        answering=sum(replica.answers for replica in replicas),
+        out=sorted(Counter(replica.replica.state for replica in replicas if not replica.answers).items()),
+        slots=len(slots),
+        in_step=len(slots) - len(late),
+        behind_versions=max((abs(slot.lag_versions or 0) for slot in late), default=0),
+        behind_s=max((slot.lag_s for slot in late if slot.lag_s is not None), default=None),
+        lent=sum(replica.loan is not None for replica in replicas),
+        fetched_bytes=sum(view.fetched_bytes for view in views),
+        full_bytes=sum(view.full_bytes for view in views),
+    )
+
+
 def _slot_view(slot: ReplicaSlot, last: Transfer | None, now: datetime) -> SlotView:
     waiting = slot.desired_version_id is not None and slot.desired_version_id != slot.current_version_id
     lag_s = (now - slot.desired_at).total_seconds() if waiting and slot.desired_at else None
     return SlotView(slot, lag_in_versions(slot.current_version, slot.desired_version), lag_s, last)
+
+
+def _open_loans(project: Project) -> list[Loan]:
+    rows = Loan.objects.exclude(state=LoanState.RETURNED).filter(replica__cluster__project=project)
+    return list(rows.select_related("run"))
 
 
 def _last_transfers(project: Project) -> dict[tuple[Any, str], Transfer]:
@@ -108,12 +243,3 @@ def _traffic(project: Project, now: datetime) -> dict[Any, tuple[int, int]]:
         .annotate(fetched=Sum("fetched_bytes"), full=Sum("full_bytes"))
     )
     return {row["replica__cluster_id"]: (row["fetched"] or 0, row["full"] or 0) for row in rows}
-
-
-def transfers_of(project: Project, size: int = 40) -> list[Transfer]:
-    """The newest transfers of a project, newest first."""
-    return list(
-        Transfer.objects.filter(replica__cluster__project=project)
-        .select_related("replica__cluster", "version", "from_version")
-        .order_by("-pk")[:size]
-    )

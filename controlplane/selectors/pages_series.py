@@ -12,7 +12,7 @@ from django.db.models import Count, Q
 from controlplane.models import MetricPoint, Run
 from controlplane.selectors import thinning
 from controlplane.selectors.lttb import lttb
-from controlplane.services.metrics import CLUSTER_VERSION, ENGINE_IDLE_OF, Metric
+from controlplane.services.metrics import CLUSTER_VERSION, ENGINE_IDLE_OF, MISMATCH_OF, Metric
 
 REWARD = Metric.REWARD_MEAN.value
 Point = tuple[float, float]
@@ -63,6 +63,7 @@ CHARTS: tuple[Chart, ...] = (
         "Trainer against engine logprobs on sampled tokens",
         Axis.STEP,
         lines={"k1_behaviour": "k1", "k3_behaviour": "k3"},
+        prefix=MISMATCH_OF,  # k3 of each cluster
     ),
     Chart(
         "staleness",

@@ -9,12 +9,14 @@ from math import exp
 from django.conf import settings
 
 from controlplane.models import ModelCard, Rollout
+from controlplane.selectors.pages_conversation import MessageView, conversation
 from rl_core.chat import ChatTokenizer
 from rl_core.errors import DigestMismatch, ModelError, ObjectMissing, StoreError, TrajectoryError
 from rl_core.store import ObjectStore, open_store
-from rl_core.types import Message, TokenSegment, ToolCall, Trajectory
+from rl_core.types import TokenSegment, ToolCall, Trajectory
 
-MAX_TOKENS = 6000
+MAX_TOKENS = 12_000
+MAX_ARTIFACT_CHARACTERS = 20_000
 # Upper bounds of -logprob for the shades: a token of probability 0.9, 0.5, 0.1, 0.01, less.
 _SHADES = (0.105, 0.693, 2.303, 4.605)
 
@@ -50,17 +52,13 @@ class SegmentView:
     left_out: int
 
 
-@dataclass(slots=True)
-class MessageView:
-    """One message of the graph, with what the tools said about it."""
+@dataclass(frozen=True, slots=True)
+class ArtifactView:
+    """What the session handed to graders; `left_out` characters of it are beyond what a page shows."""
 
-    index: int
-    role: str
     name: str
     content: str
-    depth: int
-    tokens: int
-    calls: list[ToolCall] = field(default_factory=list)
+    left_out: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class TrajectoryView:
     segments: list[SegmentView] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
-    artifacts: list[tuple[str, str]] = field(default_factory=list)
+    artifacts: list[ArtifactView] = field(default_factory=list)
     problem: str = ""
     tokens_known: bool = True
 
@@ -108,11 +106,11 @@ def trajectory_view(rollout: Rollout) -> TrajectoryView:
     strings = _token_strings(model.folder) if model else ()
     versions = trajectory.versions()
     return TrajectoryView(
-        messages=_messages(trajectory),
-        segments=[_segment(segment, versions, strings) for segment in trajectory.segments],
+        messages=conversation(trajectory),
+        segments=_segments(trajectory, versions, strings),
         versions=[_short_version(version) for version in versions],
         tool_calls=trajectory.tool_calls,
-        artifacts=sorted(trajectory.artifacts.items()),
+        artifacts=[_artifact(name, trajectory.artifacts[name]) for name in sorted(trajectory.artifacts)],
         tokens_known=bool(strings),
     )
 
@@ -126,43 +124,26 @@ def _short_version(text: str) -> str:
     return text.rpartition(":")[2]
 
 
-def _messages(trajectory: Trajectory) -> list[MessageView]:
-    """The graph in order; a message is indented where it branches off, not where it only follows."""
-    depths: list[int] = []
-    children: dict[int, int] = {}
-    views: list[MessageView] = []
-    turn = 0
-    for index, message in enumerate(trajectory.messages):
-        seen = children.get(message.parent, 0)
-        children[message.parent] = seen + 1
-        base = depths[message.parent] if 0 <= message.parent < index else 0
-        depths.append(base + (1 if seen and message.parent >= 0 else 0))
-        view = _message(index, message, depths[index])
-        if message.role == "assistant":
-            view.calls = [call for call in trajectory.tool_calls if call.turn == turn]
-            turn += 1
-        views.append(view)
+def _artifact(name: str, content: str) -> ArtifactView:
+    return ArtifactView(name, content[:MAX_ARTIFACT_CHARACTERS], max(0, len(content) - MAX_ARTIFACT_CHARACTERS))
+
+
+def _segments(trajectory: Trajectory, versions: list[str], strings: tuple[str, ...]) -> list[SegmentView]:
+    """Every window; together they show no more tokens than a page can take."""
+    views, left = [], MAX_TOKENS
+    for segment in trajectory.segments:
+        views.append(_segment(segment, versions, strings, most=left))
+        left -= len(views[-1].tokens)
     return views
 
 
-def _message(index: int, message: Message, depth: int) -> MessageView:
-    return MessageView(
-        index=index,
-        role=message.role.value,
-        name=message.name,
-        content=message.content,
-        depth=depth,
-        tokens=max(0, message.end - message.start),
-    )
-
-
-def _segment(segment: TokenSegment, versions: list[str], strings: tuple[str, ...]) -> SegmentView:
+def _segment(segment: TokenSegment, versions: list[str], strings: tuple[str, ...], *, most: int) -> SegmentView:
     version_at: dict[int, str] = {}
     starts = set()
     for span in segment.spans:
         starts.add(span.start)
         version_at.update(dict.fromkeys(range(span.start, span.end), span.version))
-    shown = min(len(segment.token_ids), MAX_TOKENS)
+    shown = min(len(segment.token_ids), most)
     tokens = [
         _token(segment, position, version_at.get(position, ""), versions, strings, starts_span=position in starts)
         for position in range(shown)

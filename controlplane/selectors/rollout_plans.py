@@ -6,14 +6,20 @@ import uuid
 from dataclasses import dataclass
 
 import msgspec
+from django.db.models import Count
 
-from controlplane.models import PolicyVersion, ReplicaSlot, Rollout, RolloutGroup, Run, Stage
-from controlplane.states import GroupPurpose, ReplicaState, RolloutState, VersionState
-from rl_core.environments.harness import Limits, SeedKey
-from rl_core.environments.registry import ENVIRONMENTS
+from controlplane.models import Loan, PolicyVersion, Replica, ReplicaSlot, Rollout, RolloutGroup, Run, Stage
+from controlplane.selectors.answering import answering, answering_slots
+from controlplane.selectors.environments import environment_of, remote_named
+from controlplane.selectors.task_sets import task_of
+from controlplane.states import GroupPurpose, LoanState, RolloutState, VersionState
+from rl_core.environments.remote.environment import Remote
+from rl_core.environments.session import SeedKey
 from rl_core.environments.tasks import Task
+from rl_core.errors import EnvironmentFault
+from rl_core.session_specs import Limits
 from rl_core.specs import RealtimeStage, RlStage, parse_run_spec
-from rl_core.types import ClusterRole, SamplingParams, Split, VersionRef
+from rl_core.types import ClusterRole, SamplingParams, VersionRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +48,18 @@ class RolloutPlan:
     max_staleness: int
     cluster_slugs: frozenset[str]
     project_id: uuid.UUID
+    run_id: uuid.UUID | None
     with_routes: bool
     rollouts: tuple[RolloutStart, ...]
+    remote: Remote | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One weight slot that can generate, and the version it was last seen to hold."""
+    """One weight slot that can generate, and the version it was last seen to hold.
+
+    `lent_to` is the run that a serving replica's slot is lent to; `enrolment` is the replica's.
+    """
 
     replica_id: uuid.UUID
     cluster: str
@@ -58,6 +69,39 @@ class Place:
     slot: str
     version: VersionRef | None
     capacity: int
+    lent_to: uuid.UUID | None = None
+    enrolment: int | None = None
+
+    @property
+    def background(self) -> bool:
+        """Whether users are answered there, to whom rollouts give way."""
+        return self.role is ClusterRole.SERVING
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Which places may answer. Training versions stay on the run's rollout clusters and on what is lent to the run;
+    evaluations go anywhere but to what is lent to another.
+    """
+
+    plan: RolloutPlan
+    min_version: VersionRef | None
+
+    def allows(self, place: Place) -> bool:
+        """Whether the place may be asked, as far as is known of it."""
+        if place.project_id != self.plan.project_id or place.version is None:
+            return False
+        if place.lent_to is not None and place.lent_to != self.plan.run_id:
+            return False
+        if self.plan.exact_version is None and place.role is not ClusterRole.ROLLOUT and place.lent_to is None:
+            return False
+        if (
+            place.role is ClusterRole.ROLLOUT
+            and self.plan.cluster_slugs
+            and place.cluster not in self.plan.cluster_slugs
+        ):
+            return False
+        return place.version.satisfies(min_version=self.min_version, exact_version=self.plan.exact_version)
 
 
 def rollout_plan(group: RolloutGroup) -> RolloutPlan:
@@ -65,7 +109,10 @@ def rollout_plan(group: RolloutGroup) -> RolloutPlan:
     version = group.admitted_version
     lineage = version.lineage
     stage_spec, run_spec = _stage_of(group)
-    environment = ENVIRONMENTS[group.task.task_set.environment]
+    slug = group.task.task_set.environment
+    environment = environment_of(lineage.project_id, slug)
+    if environment is None:
+        raise EnvironmentFault(f"environment {slug!r} is gone: this build and the project know none of that name")
     sampling = stage_spec.sampling if stage_spec else environment.sampling
     evaluates = group.purpose == GroupPurpose.EVALUATION
     if group.evaluation is not None:
@@ -73,24 +120,18 @@ def rollout_plan(group: RolloutGroup) -> RolloutPlan:
     return RolloutPlan(
         group_id=group.pk,
         lineage_id=lineage.pk,
-        environment=environment.slug,
+        environment=slug,
+        remote=remote_named(lineage.project_id, slug),
         model_folder=lineage.model.folder,
-        task=Task(
-            id=group.task.key,
-            split=Split(group.task.split),
-            input=group.task.input,
-            reference=group.task.reference,
-        ),
+        task=task_of(group.task),
         sampling=sampling,
-        limits=Limits(
-            max_turns=stage_spec.max_turns if stage_spec else environment.max_turns,
-            max_context_tokens=stage_spec.max_context_tokens if stage_spec else Limits().max_context_tokens,
-        ),
-        seed=SeedKey(run_seed=group.seed, group=str(group.position), attempt=0),
+        limits=stage_spec.limits if stage_spec else environment.limits,
+        seed=SeedKey(run_seed=group.seed, group=str(group.draw), attempt=0),
         exact_version=version.ref if evaluates else None,
         max_staleness=stage_spec.max_staleness if stage_spec else 0,
         cluster_slugs=frozenset(run_spec) if run_spec else frozenset(),
         project_id=lineage.project_id,
+        run_id=group.run_id,
         with_routes=not evaluates and bool(stage_spec and stage_spec.router_replay),
         rollouts=tuple(
             RolloutStart(row.pk, row.attempt, row.session_key, row.state != RolloutState.RUNNING)
@@ -110,15 +151,20 @@ def oldest_allowed(lineage_id: uuid.UUID, max_staleness: int) -> VersionRef | No
 
 
 def places(project_ids: set[uuid.UUID]) -> list[Place]:
-    """Every weight slot of these projects that may be able to generate now."""
-    slots = ReplicaSlot.objects.filter(
-        replica__cluster__project_id__in=project_ids,
-        replica__state__in=[ReplicaState.READY, ReplicaState.RECONCILING],
-    ).exclude(replica__inference_url="")
+    """Every weight slot of these projects that may be able to generate now. One on its way back from a loan is none."""
+    slots = ReplicaSlot.objects.filter(answering_slots(), replica__cluster__project_id__in=project_ids).exclude(
+        replica__inference_url=""
+    )
+    open_loans = Loan.objects.exclude(state=LoanState.RETURNED).filter(replica__cluster__project_id__in=project_ids)
+    loans = {(loan.replica_id, loan.slot): loan for loan in open_loans}
+    replicas = Replica.objects.filter(answering(), cluster__project_id__in=project_ids).exclude(inference_url="")
+    siblings = dict(replicas.values_list("cluster").annotate(n=Count("pk")))
     found = []
     for slot in slots.select_related("replica__cluster", "current_version").order_by("pk"):
         cluster = slot.replica.cluster
-        siblings = cluster.replicas.count()
+        loan = loans.get((slot.replica_id, slot.slot))
+        if loan is not None and loan.state != LoanState.LENT:
+            continue
         found.append(
             Place(
                 replica_id=slot.replica_id,
@@ -128,7 +174,9 @@ def places(project_ids: set[uuid.UUID]) -> list[Place]:
                 url=slot.replica.inference_url,
                 slot=slot.slot,
                 version=slot.current_version.ref if slot.current_version else None,
-                capacity=max(1, cluster.capacity // max(1, siblings)),
+                capacity=loan.sessions if loan else max(1, cluster.capacity // siblings.get(cluster.pk, 1)),
+                lent_to=loan.run_id if loan else None,
+                enrolment=slot.replica.enrolment,
             )
         )
     return found
@@ -139,8 +187,7 @@ class _Settings:
     """What a stage says of its rollouts."""
 
     sampling: SamplingParams
-    max_turns: int
-    max_context_tokens: int
+    limits: Limits
     max_staleness: int
     router_replay: bool
 
@@ -151,7 +198,7 @@ def _settings_of(stage: RlStage | RealtimeStage) -> _Settings | None:
         return None
     told = stage if isinstance(stage, RlStage) else stage.replay
     staleness = stage.max_staleness if isinstance(stage, RlStage) else 0
-    return _Settings(told.sampling, told.max_turns, told.max_context_tokens, staleness, stage.loss.router_replay)
+    return _Settings(told.sampling, told.limits, staleness, stage.loss.router_replay)
 
 
 def _stage_of(group: RolloutGroup) -> tuple[_Settings | None, tuple[str, ...]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from controlplane.models import Cluster, Run
-from controlplane.states import RunState
+from django.db.models import Sum
+
+from controlplane.models import Cluster, Loan, Run
+from controlplane.states import LoanState, RunState
 from rl_core.specs import RunSpec, parse_run_spec
 from rl_core.types import ClusterRole
 
@@ -23,6 +25,12 @@ def rollout_clusters(run: Run, spec: RunSpec) -> tuple[Cluster, ...]:
     if spec.rollout_clusters:
         clusters = clusters.filter(slug__in=spec.rollout_clusters)
     return tuple(clusters.order_by("slug"))
+
+
+def sessions_lent(run: Run) -> int:
+    """Sessions that serving replicas lent to the run may roll out at once."""
+    lent = Loan.objects.filter(run=run, state=LoanState.LENT)
+    return lent.aggregate(sessions=Sum("sessions"))["sessions"] or 0
 
 
 def run_holding_clusters_of(run: Run) -> Run | None:

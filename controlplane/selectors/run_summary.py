@@ -9,6 +9,7 @@ from statistics import median
 from django.db.models import QuerySet
 
 from controlplane.models import Evaluation, Replica, ReplicaSlot, RolloutGroup, Run, Transfer
+from controlplane.selectors.answering import there
 from controlplane.selectors.statistics import Interval, difference_interval, paired_interval
 from controlplane.states import EvaluationState, GroupState, StepState, TransferState, WeightSlot
 from rl_core.types import ClusterRole
@@ -131,8 +132,8 @@ def _of_cluster(run: Run, transfers: Sequence[Transfer]) -> ClusterShipping:
     cluster = transfers[0].replica.cluster
     run.lineage.refresh_from_db()
     head = run.lineage.head
-    roots = ReplicaSlot.objects.filter(replica__cluster=cluster, slot=WeightSlot.DEFAULT.value)
-    replicas = Replica.objects.filter(cluster=cluster).count()
+    roots = ReplicaSlot.objects.filter(there("replica__"), replica__cluster=cluster, slot=WeightSlot.DEFAULT.value)
+    replicas = Replica.objects.filter(there(), cluster=cluster).count()
     return ClusterShipping(
         slug=cluster.slug,
         region=cluster.region,

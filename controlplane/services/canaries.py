@@ -22,6 +22,7 @@ from controlplane.selectors.canary_outcomes import CanaryRows, canary_rows
 from controlplane.services.alerts import alert_raise
 from controlplane.services.clock import database_now
 from controlplane.services.events import CONDUCTOR, Actor, event_append, lane_topic, require_reason
+from controlplane.services.locks import replicas_lock
 from controlplane.services.promotions import closed_because, release_promote_itself, require_open
 from controlplane.services.quarantine import version_quarantine
 from controlplane.services.releases import (
@@ -128,6 +129,8 @@ def canary_conclude(*, release: Release, look: Look) -> Release:
     follows = step_follow(spec.canary, look.found, position=step.position, before=before, held=held)
     step.verdict = CanaryVerdict(follows.verdict)
     CanaryStep.objects.filter(pk=step.pk).update(verdict=step.verdict, analysis=look.analysis(), analysed_at=Now())
+    if follows.move is Move.BACK or (follows.move is Move.DONE and spec.auto_promote):
+        replicas_lock(locked.lane.project_id)
     if step.verdict != before:
         _announce(locked, step, look)
     if follows.move is Move.BACK:

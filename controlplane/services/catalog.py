@@ -9,11 +9,13 @@ from django.db import IntegrityError, transaction
 from django.db.models import Max
 
 from controlplane.errors import Conflict, Invalid
-from controlplane.models import ModelCard, Project, Rubric, RubricVersion, Task, TaskSet, User
+from controlplane.models import ModelCard, Project, Rubric, RubricVersion, Task, TaskSet, TaskSetProof, User
 from controlplane.services.events import Actor, event_append, project_topic
-from controlplane.states import EventType
+from controlplane.services.work import work_enqueue
+from controlplane.states import EventType, WorkKind
 from rl_core.environments.reward import parse_rubric
 from rl_core.environments.tasks import TaskSet as TaskList
+from rl_core.environments.tasks import has_nul
 from rl_core.errors import SpecError
 from rl_core.types import Split
 
@@ -57,15 +59,21 @@ def model_register(
     return card
 
 
-def task_set_create(*, project: Project, slug: str, environment: str, tasks: TaskList, actor: Actor) -> TaskSet:
+def task_set_create(
+    *, project: Project, slug: str, environment: str, tasks: TaskList, actor: Actor, prove: bool = False
+) -> TaskSet:
     """Store a task set as the slug's next version; the newest version is returned if its content is the same.
 
-    Raises: Invalid when a split is empty.
+    With `prove` its tasks are held to their own tests before a run may start with them. Raises: Invalid when a split is
+    empty, or for texts that the database cannot hold.
     """
     splits = {split: tasks.split(split) for split in Split}
     for split, members in splits.items():
         if not members:
             raise Invalid(f"the task set has no task in its {split.value} split; it needs both", "tasks")
+    unstorable = [task.id for task in tasks.tasks if has_nul([task.input, task.reference])]
+    if unstorable:
+        raise Invalid(f"tasks with a NUL character, which cannot be stored: {', '.join(unstorable[:20])}", "tasks")
     digest = tasks.content_hash
     with transaction.atomic():
         Project.objects.select_for_update().get(pk=project.pk)
@@ -96,6 +104,9 @@ def task_set_create(*, project: Project, slug: str, environment: str, tasks: Tas
             ],
             batch_size=1000,
         )
+        if prove:
+            proof = TaskSetProof.objects.create(task_set=task_set)
+            work_enqueue(kind=WorkKind.PROVE, ref=proof.pk, project_id=project.pk)
         _event(
             project,
             EventType.TASK_SET_CREATED,

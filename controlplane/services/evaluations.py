@@ -13,6 +13,7 @@ from controlplane.models import Evaluation, PolicyVersion, Project, RolloutGroup
 from controlplane.services.events import CONDUCTOR, conductor_nudge, event_append, project_topic, run_topic
 from controlplane.services.groups import evaluation_groups_admit
 from controlplane.services.metrics import Metric, metrics_record
+from controlplane.services.retention import version_hold
 from controlplane.services.transitions import transition
 from controlplane.states import EvaluationState, EventType, GroupState, VersionState, WorkKind, WorkState
 from rl_core.types import Split
@@ -36,13 +37,14 @@ def evaluation_request(
 
     One that failed with its run, whose groups were given up, begins anew for whoever asks again. It needs a replica
     that holds the version in any slot; targeting one is the caller's part.
-    Raises: Invalid for a count below one; Conflict for a version that is not committed.
+    Raises: Invalid for a count below one; Conflict for a version that is not committed, or retired.
     """
     if task_count < 1:
         raise Invalid(f"an evaluation needs at least one task, not {task_count}", "task_count")
     if version.state != VersionState.COMMITTED:
         raise Conflict(f"version {version.ref} is {version.state}: only a committed version can be evaluated")
     with transaction.atomic():
+        version_hold(version)
         evaluation, created = Evaluation.objects.get_or_create(
             version=version,
             task_set=task_set,

@@ -1,49 +1,30 @@
-"""Clusters and replicas: where engines are, what they report, and what they should hold."""
+"""Clusters and replicas: where engines are, and what they should hold."""
 
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Q
 from django.db.models.functions import Now
 
 from controlplane.errors import Conflict, Invalid
 from controlplane.models import Cluster, ModelCard, PolicyVersion, Project, Replica, ReplicaSlot, Transfer
-from controlplane.services.events import SYSTEM, Actor, event_append, project_topic
+from controlplane.services.events import Actor, event_append, project_topic, require_reason
+from controlplane.services.locks import replica_locked
+from controlplane.services.retention import version_hold
 from controlplane.services.transitions import sources_of, transition
 from controlplane.services.work import work_cancel, work_enqueue
 from controlplane.states import (
     DesiredSource,
     EventType,
-    ReplicaState,
     TransferState,
     VersionState,
     WeightSlot,
     WorkKind,
 )
-from rl_core.errors import SpecError
-from rl_core.types import ClusterRole, VersionRef
-
-
-@dataclass(frozen=True, slots=True)
-class SlotReport:
-    """What one weight slot of a replica said it holds; `version` in text form, empty for none."""
-
-    version: str = ""
-    root: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaReport:
-    """One look at a replica. `error` is set when it did not answer or says that it is not well."""
-
-    reachable: bool
-    slots: dict[str, SlotReport] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    poisoned: bool = False
-    error: str = ""
+from rl_core.types import ClusterRole
 
 
 def cluster_create(
@@ -83,6 +64,34 @@ def cluster_create(
     return cluster
 
 
+# What may be changed of a cluster, from the least value on; None where that may be unknown or without a limit.
+CONFIGURABLE: dict[str, int] = {"capacity": 1, "bandwidth_bytes_s": 1, "devices": 1, "dollars_device_hour": 0}
+_MAY_BE_NONE = frozenset({"bandwidth_bytes_s", "dollars_device_hour"})
+
+
+def cluster_configure(*, cluster: Cluster, actor: Actor, reason: str, **changes: float | str | None) -> Cluster:
+    """Change `capacity`, `bandwidth_bytes_s` (None: no limit), or what the planner counts in: `device` (its name),
+    `devices` of a replica, `dollars_device_hour` (None: not known). Raises: Invalid.
+    """
+    require_reason(reason, "say why the cluster changes")
+    for name, value in changes.items():
+        if name != "device" and name not in CONFIGURABLE:
+            raise Invalid(f"a cluster's {name} cannot be changed", name)
+        if name == "device" and not isinstance(value, str):
+            raise Invalid("device is a name", name)
+        if value is None and name not in _MAY_BE_NONE:
+            raise Invalid(f"{name} must be given", name)
+        if isinstance(value, int | float) and not CONFIGURABLE[name] <= value < 2**53:
+            raise Invalid(f"{name} must be at least {CONFIGURABLE[name]}, not {value}", name)
+    with transaction.atomic():
+        Cluster.objects.filter(pk=cluster.pk).update(**changes)
+        said = ", ".join(f"{name} {'unset' if value is None else value}" for name, value in changes.items())
+        data = {"cluster": str(cluster.pk), "slug": cluster.slug, "change": said}
+        _event(cluster.project_id, EventType.CLUSTER_CHANGED, actor, data, reason)
+    cluster.refresh_from_db()
+    return cluster
+
+
 def replica_register(
     *,
     cluster: Cluster,
@@ -100,6 +109,7 @@ def replica_register(
         raise Invalid(f"weight_slots must be 1 to {len(WeightSlot)}, not {weight_slots}", "weight_slots")
     with transaction.atomic():
         replica, created = Replica.objects.get_or_create(cluster=cluster, name=name)
+        replica_locked(replica.pk)
         moved = created or (replica.inference_url, replica.control_url) != (inference_url, control_url)
         Replica.objects.filter(pk=replica.pk).update(
             inference_url=inference_url, control_url=control_url, weight_slots=weight_slots
@@ -107,7 +117,7 @@ def replica_register(
         for slot in list(WeightSlot)[:weight_slots]:
             ReplicaSlot.objects.get_or_create(replica=replica, slot=slot.value)
         for row in replica.slots.filter(slot__in=list(WeightSlot)[weight_slots:]):
-            slot_target(replica=replica, slot=WeightSlot(row.slot), version=None, source=None, actor=actor)
+            slot_target(replica=replica, slot=WeightSlot(row.slot), version=None, source=None, actor=actor, unpin=True)
             row.delete()
         if moved:
             _event(
@@ -120,71 +130,6 @@ def replica_register(
     return replica
 
 
-def replica_report(*, replica: Replica, report: ReplicaReport) -> Replica:
-    """Write down one look at a replica; an event only when its state or what it holds changed."""
-    with transaction.atomic():
-        row = Replica.objects.select_for_update().select_related("cluster").get(pk=replica.pk)
-        changed = report.reachable and _note_slots(row, report)
-        state = _state_of(row, report)
-        values: dict[str, Any] = {"error": report.error[:500], "metrics": report.metrics}
-        if report.reachable:
-            values["seen_at"] = Now()
-        if state != row.state:
-            transition(row, to=state, **values)
-            changed = True
-        else:
-            Replica.objects.filter(pk=row.pk).update(**values)
-        if changed:
-            _event(
-                row.cluster.project_id,
-                EventType.REPLICA_CHANGED,
-                SYSTEM,
-                {
-                    "replica": str(row.pk),
-                    "cluster": row.cluster.slug,
-                    "state": state.value,
-                    "error": report.error[:200],
-                },
-            )
-    row.refresh_from_db()
-    return row
-
-
-def _note_slots(replica: Replica, report: ReplicaReport) -> bool:
-    """Write what the slots hold now; whether any holds another version than before."""
-    changed = False
-    for slot in ReplicaSlot.objects.select_for_update().filter(replica=replica).order_by("slot"):
-        said = report.slots.get(slot.slot, SlotReport())
-        version = version_of(said.version)
-        same = slot.current_version_id == (version.pk if version else None) and slot.current_root == said.root
-        changed = changed or not same
-        ReplicaSlot.objects.filter(pk=slot.pk).update(
-            current_version=version, current_root=said.root, reported_at=Now()
-        )
-    return changed
-
-
-def _state_of(replica: Replica, report: ReplicaReport) -> ReplicaState:
-    if not report.reachable:
-        return ReplicaState.OFFLINE
-    if report.poisoned:
-        return ReplicaState.POISONED
-    moving = Transfer.objects.filter(replica=replica, state=TransferState.RUNNING).exists()
-    if replica.state == ReplicaState.DRAINING and not moving:
-        return ReplicaState.DRAINING
-    return ReplicaState.RECONCILING if moving else ReplicaState.READY
-
-
-def version_of(text: str) -> PolicyVersion | None:
-    """The committed version that an engine names, or None when it is not one of ours."""
-    try:
-        ref = VersionRef.parse(text)
-        lineage = uuid.UUID(ref.lineage)
-    except (SpecError, ValueError):
-        return None
-    return PolicyVersion.objects.filter(lineage_id=lineage, epoch=ref.epoch, number=ref.number).first()
-
-
 def slot_target(
     *,
     replica: Replica,
@@ -193,58 +138,73 @@ def slot_target(
     source: DesiredSource | None,
     actor: Actor,
     reason: str = "",
+    repair: bool = False,
+    unpin: bool = False,
 ) -> Transfer | None:
     """Set what a slot should hold and start the transfer to it; transfers under way for the slot are superseded.
 
     `version` None empties the wish: the slot keeps what it has and follows nothing. Asking for what is desired and
-    under way already changes nothing and returns that transfer. Raises: Conflict for a version that is not committed.
+    under way already changes nothing and returns that transfer. With `repair` the replica fetches a snapshot, whatever
+    it holds. Raises: Conflict for a version that is not committed, or is retired; and for a pinned slot, unless a
+    person `unpin`s it.
     """
-    if version is not None and (version.state != VersionState.COMMITTED or version.quarantined_at is not None):
-        raise Conflict(f"version {version.ref} is not a committed version in good standing: no replica may hold it")
+    if version is not None and version.state != VersionState.COMMITTED:
+        raise Conflict(f"version {version.ref} is not committed: no replica may hold it")
     with transaction.atomic():
-        row = ReplicaSlot.objects.select_for_update().get(replica=replica, slot=slot.value)
+        replica_locked(replica.pk)
+        if version is not None:
+            version_hold(version, good=True)
+        row = ReplicaSlot.objects.get(replica=replica, slot=slot.value)
+        row.replica = replica  # as the caller has it, with its cluster
+        if row.desired_source == DesiredSource.PINNED and source != DesiredSource.PINNED and not unpin:
+            raise Conflict(f"slot {slot.value} of {replica.name} is pinned; unpin it first")
         under_way = Transfer.objects.filter(
             replica=replica, slot=slot.value, state__in=sources_of(TransferState.SUPERSEDED)
         )
-        going = under_way.filter(version=version).first() if version else None
+        fitting = under_way.filter(Q(repair=True) | Q(repair=repair), version=version)
+        going = fitting.first() if version else None
         ReplicaSlot.objects.filter(pk=row.pk).update(
-            desired_version=version, desired_source=source or "", desired_at=Now()
+            desired_version=version, desired_source=source or "", desired_at=Now(), desired_reason=reason[:500]
         )
         stale = [transfer for transfer in under_way if going is None or transfer.pk != going.pk]
         _supersede(stale)
         if version is None or going is not None:
             return going
-        transfer = Transfer.objects.create(
-            replica=replica,
-            slot=slot.value,
-            version=version,
-            from_version_id=row.current_version_id,
-            full_bytes=version.full_bytes,
-        )
-        work_enqueue(kind=WorkKind.TRANSFER, ref=transfer.pk, project_id=replica.cluster.project_id)
-        _event(
-            replica.cluster.project_id,
-            EventType.REPLICA_TARGETED,
-            actor,
-            {
-                "replica": str(replica.pk),
-                "cluster": replica.cluster.slug,
-                "slot": slot.value,
-                "version": str(version.ref),
-                "source": source.value if source else "",
-                "transfer": str(transfer.pk),
-            },
-            reason,
-        )
+        return _transfer_start(row, version, source=source, repair=repair, actor=actor, reason=reason)
+
+
+def _transfer_start(
+    row: ReplicaSlot, version: PolicyVersion, *, source: DesiredSource | None, repair: bool, actor: Actor, reason: str
+) -> Transfer:
+    """Send a slot to a version. `row` is as it was before its wish changed."""
+    cluster = row.replica.cluster
+    transfer = Transfer.objects.create(
+        replica=row.replica,
+        slot=row.slot,
+        version=version,
+        from_version_id=row.current_version_id,
+        full_bytes=version.full_bytes,
+        repair=repair,
+    )
+    work_enqueue(kind=WorkKind.TRANSFER, ref=transfer.pk, project_id=cluster.project_id)
+    data = {
+        "replica": str(row.replica_id),
+        "cluster": cluster.slug,
+        "slot": row.slot,
+        "version": str(version.ref),
+        "source": source.value if source else "",
+        "transfer": str(transfer.pk),
+    }
+    _event(cluster.project_id, EventType.REPLICA_TARGETED, actor, data, reason)
     return transfer
 
 
 def _supersede(transfers: list[Transfer]) -> None:
     if not transfers:
         return
+    work_cancel(kind=WorkKind.TRANSFER, refs=[transfer.pk for transfer in transfers])
     for transfer in transfers:
         transition(transfer, to=TransferState.SUPERSEDED, finished_at=Now())
-    work_cancel(kind=WorkKind.TRANSFER, refs=[transfer.pk for transfer in transfers])
 
 
 def _event(project_id: uuid.UUID, event_type: EventType, actor: Actor, data: dict[str, Any], reason: str = "") -> None:

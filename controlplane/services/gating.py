@@ -12,8 +12,10 @@ from django.db import transaction
 from controlplane.errors import Conflict, Invalid
 from controlplane.models import Evaluation, PolicyVersion, Release, RubricVersion, Stage, TaskSet
 from controlplane.selectors.statistics import paired_interval
+from controlplane.selectors.task_sets import task_set_named
 from controlplane.services.evaluations import evaluation_request
 from controlplane.services.events import Actor
+from controlplane.services.locks import replicas_lock
 from controlplane.services.releases import release_close, release_locked, release_move, release_note, release_spec
 from controlplane.services.residency import candidate_load
 from controlplane.states import EvaluationState, ReleaseState
@@ -26,6 +28,9 @@ class GateVerdict(StrEnum):
     PASS = "pass"  # noqa: S105
     FAIL = "fail"
     INCONCLUSIVE = "inconclusive"
+
+
+_ENDS = {GateVerdict.FAIL: ReleaseState.FAILED, GateVerdict.INCONCLUSIVE: ReleaseState.SKIPPED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +59,13 @@ def gate_begin(*, release: Release, actor: Actor) -> Release:
     except Invalid as error:
         return release_close(locked, to=ReleaseState.FAILED, actor=actor, reason=f"no gate: {error}")
     assert locked.incumbent is not None
-    candidate, incumbent = (_evaluation(locked, version, plan) for version in (locked.version, locked.incumbent))
+    replicas_lock(lane.project_id)
+    release_move(locked, to=ReleaseState.GATING, actor=actor)
     candidate_load(lane=lane, version=locked.version, actor=actor, reason=f"candidate of lane {lane.slug}")
-    return release_move(
-        locked,
-        to=ReleaseState.GATING,
-        actor=actor,
-        candidate_evaluation=candidate,
-        incumbent_evaluation=incumbent,
-    )
+    locked.candidate_evaluation = _evaluation(locked, locked.version, plan)
+    locked.incumbent_evaluation = _evaluation(locked, locked.incumbent, plan)
+    locked.save(update_fields=["candidate_evaluation", "incumbent_evaluation"])
+    return locked
 
 
 def gate_plan(release: Release) -> GatePlan:
@@ -79,9 +82,7 @@ def gate_plan(release: Release) -> GatePlan:
         raise Invalid("a release needs the run that made its version, or a gate in the lane's cadence", field="run")
     slug, rubric = _names(stage)
     pinned = stage.task_set if stage and not gate.task_set else None
-    task_set = (
-        pinned or TaskSet.objects.filter(project=project, slug=gate.task_set or slug).order_by("-version").first()
-    )
+    task_set = pinned or task_set_named(project, gate.task_set or slug)
     graded = stage.rubric_version if stage and not gate.rubric else None
     rubrics = RubricVersion.objects.filter(rubric__project=project, rubric__slug=gate.rubric or rubric)
     rubric_version = graded or rubrics.order_by("-number").first()
@@ -132,13 +133,11 @@ def gate_judge(*, release: Release, actor: Actor) -> Release:
         return release
     else:
         gate = _gate(candidate, incumbent, margin=release_spec(locked).gate.margin)
-    reason = gate_sentence(gate)
+    reason, end = gate_sentence(gate), _ENDS.get(gate["verdict"])
+    if end is not None:
+        replicas_lock(locked.lane.project_id)
     release_note(locked, actor=actor, reason=reason, gate=gate)
-    if gate["verdict"] == GateVerdict.FAIL:
-        return release_close(locked, to=ReleaseState.FAILED, actor=actor, reason=reason)
-    if gate["verdict"] == GateVerdict.INCONCLUSIVE:
-        return release_close(locked, to=ReleaseState.SKIPPED, actor=actor, reason=reason)
-    return locked
+    return locked if end is None else release_close(locked, to=end, actor=actor, reason=reason)
 
 
 def gate_sentence(gate: dict[str, Any]) -> str:

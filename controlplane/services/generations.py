@@ -16,6 +16,7 @@ from django.db import DatabaseError, transaction
 
 from controlplane.models import Generation, Lane, PolicyVersion
 from controlplane.services.assignments import Assignment
+from controlplane.services.blobs import blob_put
 from controlplane.services.joins import generation_joined
 from controlplane.services.redaction import RedactionFailed, Redactor
 from controlplane.states import Arm, Consent, GenerationOutcome
@@ -176,7 +177,7 @@ def generation_record(
     when the generation is in the lane's share, and without what the lane redacts.
     """
     kept = _keep(lane, answer, session=session, segment=segment, consent=consent)
-    content_key = store.put_blob(kept.trajectory.to_bytes()) if kept.trajectory else ""
+    content_key = blob_put(store, kept.trajectory.to_bytes()) if kept.trajectory else ""
     generated = answer.generated
     behaviour = behaviour_of(generated.text, answer.tool_calls, tokens=len(generated.token_ids))
     try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F
 from django.db.models.functions import Now
 
 from controlplane.models import Evaluation, PolicyVersion, Project, Rollout, RolloutGroup, Run, Stage, Task
@@ -17,31 +17,46 @@ from controlplane.services.transitions import sources_of, transition
 from controlplane.services.work import work_cancel, work_enqueue_many
 from controlplane.states import EventType, GroupPurpose, GroupState, WorkKind
 
+TRIES_OF_A_DRAW = 3  # groups, after which a draw that was lost each time is let go
+LOST = (GroupState.DROPPED, GroupState.VOIDED)
 IN_FLIGHT = (GroupState.ADMITTED, GroupState.RUNNING, GroupState.SCORING)
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A task at its place in a stage's curriculum."""
+
+    number: int
+    task: Task
+
+
 def groups_admit(
-    *, run: Run, stage: Stage, tasks: Sequence[Task], size: int, version: PolicyVersion, run_seed: int
+    *, run: Run, stage: Stage, draws: Sequence[Draw], size: int, version: PolicyVersion, run_seed: int
 ) -> list[RolloutGroup]:
-    """Admit one group for each task at the stage's next positions, their rollouts and their work with them."""
+    """Admit one group for each draw at the stage's next positions, their rollouts and their work with them.
+
+    All that is random in a group follows from its draw: one that is admitted again in a lost one's place is the same.
+    """
     with transaction.atomic():
         first = stage.admitted_groups
         groups = [
             RolloutGroup(
                 run=run,
                 stage=stage,
-                task=task,
+                task=draw.task,
                 purpose=GroupPurpose.TRAIN,
                 position=first + offset,
+                draw=draw.number,
                 size=size,
-                seed=_seed(run_seed, stage.position, first + offset),
+                seed=_seed(run_seed, stage.position, draw.number),
                 admitted_version=version,
             )
-            for offset, task in enumerate(tasks)
+            for offset, draw in enumerate(draws)
         ]
         _create(groups, project_id=run.project_id, run=run)
-        Stage.objects.filter(pk=stage.pk).update(admitted_groups=F("admitted_groups") + len(groups))
         stage.admitted_groups = first + len(groups)
+        stage.draws = max([stage.draws, *(draw.number + 1 for draw in draws)])
+        stage.save(update_fields=["admitted_groups", "draws"])
         _announce(groups, project_id=run.project_id, run=run)
     return groups
 
@@ -56,6 +71,7 @@ def evaluation_groups_admit(*, evaluation: Evaluation, project: Project, tasks: 
                 task=task,
                 purpose=GroupPurpose.EVALUATION,
                 position=position,
+                draw=position,
                 size=1,
                 seed=0,
                 admitted_version_id=evaluation.version_id,
@@ -103,8 +119,8 @@ def groups_drop_all(*, run: Run, reason: str) -> int:
     return open_groups.update(state=GroupState.DROPPED, reason=reason[:500], finished_at=Now())
 
 
-def _seed(run_seed: int, stage_position: int, position: int) -> int:
-    text = f"{run_seed}/{stage_position}/{position}"
+def _seed(run_seed: int, stage_position: int, draw: int) -> int:
+    text = f"{run_seed}/{stage_position}/{draw}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
 

@@ -23,7 +23,7 @@ from rl_core.types import ClusterRole
 def lane_locked(lane_id: uuid.UUID) -> Lane:
     """The lane, locked until the transaction ends. Requests that only refer to it are not held up.
 
-    Everything that moves a lane, its slots or its releases takes this lock first, so that no two wait for each other.
+    Everything that moves a lane, its slots or its releases takes this lock first (see `locks`).
     """
     rows = Lane.objects.select_for_update(of=("self",), no_key=True)
     return rows.select_related("promoted_version", "cluster", "project", "model").get(pk=lane_id)
@@ -43,10 +43,16 @@ def lane_create(
 ) -> Lane:
     """Create a lane that serves the model as it is: version 0 of a lineage of its own.
 
-    Raises: Invalid when the cluster does not serve, or belongs to another project.
+    Raises: Invalid when the cluster does not serve, or belongs to another project; Conflict when it has a lane already.
     """
     if cluster.role != ClusterRole.SERVING or cluster.project_id != project.id:
         raise Invalid(f"cluster {cluster.slug} is not a serving cluster of this project", field="cluster")
+    Cluster.objects.select_for_update(no_key=True).get(pk=cluster.pk)  # of two lanes one sees the other
+    other = Lane.objects.filter(cluster=cluster).first()
+    if other is not None:
+        raise Conflict(
+            f"cluster {cluster.slug} serves lane {other.slug} already: each lane needs a cluster of its own", "cluster"
+        )
     lane = Lane.objects.create(
         project=project,
         slug=slug,

@@ -1,6 +1,10 @@
-"""Advisory locks that live as long as their transaction: on decisions about a run, on clusters, on repeated calls.
+"""Locks that live as long as their transaction, and the one order in which they are taken.
 
-Whoever takes a run's and the clusters' takes the run's first.
+First a lane, which covers its releases; advisory locks (a run's before those of the clusters); a cluster; its lending
+policy; replicas by id, and with them the units of their transfers; last the logs that events are appended to, a lane's
+before its project's. A replica's lock covers its slots, its loan, its transfers, and that the versions which its slots
+are given stay good: whoever changes one of these takes it first, and whoever changes those of several replicas takes
+all of the project's at once. So of two transactions that meet one waits, and never each for the other.
 """
 
 from __future__ import annotations
@@ -9,6 +13,9 @@ import hashlib
 import uuid
 
 from django.db import connection
+
+from controlplane.models import Replica, Transfer, WorkUnit
+from controlplane.states import TransferState, WorkKind, WorkState
 
 
 def run_try_lock(run_id: uuid.UUID) -> bool:
@@ -37,6 +44,34 @@ def clusters_lock(project_id: uuid.UUID) -> None:
 def call_try_lock(name: str) -> bool:
     """Take the lock of a call that is answered once, or say at once that the same call has not ended."""
     return _try(f"call/{name}")
+
+
+def retention_try_lock() -> bool:
+    """Take the lock under which publications are let go, or say at once that somebody else does that."""
+    return _try("retention")
+
+
+def replica_locked(replica_id: uuid.UUID) -> Replica:
+    """The replica as it is now, locked. Rows that only refer to it need not wait. Raises: DoesNotExist."""
+    rows = Replica.objects.select_for_update(no_key=True, of=("self",)).select_related("cluster__project")
+    row = rows.get(pk=replica_id)
+    _units_lock(replica=replica_id)
+    return row
+
+
+def replicas_lock(project_id: uuid.UUID) -> None:
+    """Lock every replica of a project, for changes that may touch several of them."""
+    rows = Replica.objects.select_for_update(no_key=True, of=("self",)).filter(cluster__project=project_id)
+    list(rows.order_by("pk").values_list("pk", flat=True))
+    _units_lock(replica__cluster__project=project_id)
+
+
+def _units_lock(**of: object) -> None:
+    """Who moves slots may cancel what is on its way to them, after it has appended to a log for another."""
+    under_way = Transfer.objects.filter(state__in=[TransferState.PENDING, TransferState.RUNNING], **of)
+    units = WorkUnit.objects.filter(kind=WorkKind.TRANSFER, ref__in=under_way.values("pk"))
+    open_units = units.filter(state__in=[WorkState.QUEUED, WorkState.LEASED]).select_for_update().order_by("pk")
+    list(open_units.values_list("pk", flat=True))
 
 
 def _try(name: str) -> bool:

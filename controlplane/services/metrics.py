@@ -43,6 +43,7 @@ class Metric(StrEnum):
 CLUSTER_VERSION = "version/"  # followed by the cluster's slug: the version number it serves, over time
 WINDOW_LEFT_OUT = "window_left_out/"  # followed by the reason: how many generations
 ENGINE_IDLE_OF = "engine_idle_share/"  # followed by the cluster's slug
+MISMATCH_OF = "k3_behaviour/"  # followed by the cluster's slug: of what it sampled, at the step that trained on it
 
 
 def metrics_record(

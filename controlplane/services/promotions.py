@@ -12,6 +12,7 @@ from controlplane.services.clock import database_now
 from controlplane.services.events import CONDUCTOR, Actor, conductor_nudge, require_reason
 from controlplane.services.gating import GateVerdict
 from controlplane.services.lanes import lane_locked, lane_point, lane_record
+from controlplane.services.locks import replicas_lock
 from controlplane.services.quarantine import quarantined_in_line, version_quarantine
 from controlplane.services.releases import (
     IN_FLIGHT,
@@ -30,6 +31,7 @@ from controlplane.services.residency import (
     resident_somewhere,
     slots_relabel,
 )
+from controlplane.services.retention import version_hold
 from controlplane.states import Arm, CanaryVerdict, ReleaseState, VersionState
 from rl_core.shipping.freezes import frozen_at, thaws_at
 from rl_core.shipping.specs import CadenceSpec
@@ -100,6 +102,7 @@ def _promote(release: Release, *, actor: Actor, reason: str) -> Release:
     if lane.promoted_version_id != release.incumbent_id:
         raise Conflict("the lane serves another version than the candidate was compared with")
     resident_require(lane=lane, version=release.version)
+    replicas_lock(lane.project_id)
     canary_close(release)
     release_move(
         release,
@@ -146,7 +149,8 @@ def lane_rollback(
     what they hold: until one has, requests are turned away. A release in flight ends; when the pointer moves, what
     answered before is quarantined with all its descendants and the feedback on it. Naming the version that answers now
     calls off a rollback that still waits.
-    Raises: Conflict for a version that is not in good standing or never served here; StaleRevision; Invalid.
+    Raises: Conflict for a version that is not in good standing, never served here or is retired; StaleRevision;
+    Invalid.
     """
     require_reason(reason, "say why you roll back")
     locked = lane_locked(lane.pk)
@@ -154,7 +158,9 @@ def lane_rollback(
         raise StaleRevision(f"the lane is at revision {locked.revision}, not {expected_revision}; read it again")
     if version.pk == locked.promoted_version_id:
         return _call_off(locked, actor=actor, reason=reason)
+    replicas_lock(locked.project_id)
     _require_good(locked, version)
+    version_hold(version, good=True)
     for flying in locked.releases.filter(state__in=IN_FLIGHT):
         release_close(
             release_locked(flying),
@@ -164,11 +170,11 @@ def lane_rollback(
         )
     if not _waits(locked, version):
         return _turn_back(locked, version, actor=actor, reason=reason)
-    candidate_load(lane=locked, version=version, actor=actor, reason=f"lane {locked.slug} rolls back to it")
     Lane.objects.filter(pk=locked.pk).update(
         rollback_to=version, rollback_reason=f"{actor.name}: {reason}"[:500], revision=F("revision") + 1
     )
     lane_record(locked, actor=actor, reason=reason, change=f"rolls back to {version} once a replica holds it")
+    candidate_load(lane=locked, version=version, actor=actor, reason=f"lane {locked.slug} rolls back to it")
     conductor_nudge()
     locked.refresh_from_db()
     return locked
@@ -214,13 +220,13 @@ def _call_off(lane: Lane, *, actor: Actor, reason: str) -> Lane:
 def _turn_back(lane: Lane, version: PolicyVersion, *, actor: Actor, reason: str) -> Lane:
     bad = lane.promoted_version
     assert bad is not None
+    version_quarantine(version=bad)
     release = lane.releases.filter(state=ReleaseState.PROMOTED, version=bad).order_by("-promoted_at").first()
     if release is not None:
         release = release_locked(release)
         release_move(
             release, to=ReleaseState.ROLLED_BACK, actor=actor, reason=reason, finished_at=Now(), outcome=reason[:500]
         )
-    version_quarantine(version=bad)
     Lane.objects.filter(pk=lane.pk).update(rollback_to=None, rollback_reason="")
     lane_point(lane=lane, version=version, release=release, actor=actor, reason=reason)
     slots_relabel(lane=lane, promoted=version)

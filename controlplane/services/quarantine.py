@@ -11,6 +11,7 @@ from django.db.models.functions import Now
 from controlplane.models import Generation, PolicyVersion, ReplicaSlot
 from controlplane.services.events import SYSTEM
 from controlplane.services.fleet import slot_target
+from controlplane.services.locks import replicas_lock
 from controlplane.services.retractions import feedback_quarantine
 from controlplane.states import WeightSlot
 
@@ -39,10 +40,14 @@ def version_quarantine(*, version: PolicyVersion) -> int:
     No slot is told to hold any of them from here on; what a replica holds of them stays until the place is needed. In
     the caller's transaction, which says why in its event.
     """
+    replicas_lock(version.lineage.project_id)
     family = version_family(version)
-    for slot in ReplicaSlot.objects.filter(desired_version__in=family).select_related("replica").order_by("pk"):
-        slot_target(replica=slot.replica, slot=WeightSlot(slot.slot), version=None, source=None, actor=SYSTEM)
+    # First the mark, then the slots: whoever wants to give one of them to a slot meanwhile finds it marked.
     marked = PolicyVersion.objects.filter(id__in=family, quarantined_at__isnull=True).update(quarantined_at=Now())
+    for slot in ReplicaSlot.objects.filter(desired_version__in=family).select_related("replica").order_by("pk"):
+        slot_target(
+            replica=slot.replica, slot=WeightSlot(slot.slot), version=None, source=None, actor=SYSTEM, unpin=True
+        )
     answered = Exists(Generation.objects.filter(version=OuterRef("pk")))
     for member in PolicyVersion.objects.filter(answered, id__in=family):
         feedback_quarantine(version=member)

@@ -23,6 +23,7 @@ from controlplane.services.events import Actor, conductor_nudge, event_append, l
 from controlplane.services.lanes import lane_locked
 from controlplane.services.quarantine import quarantined_in_line
 from controlplane.services.residency import candidate_withdraw
+from controlplane.services.retention import version_hold
 from controlplane.services.transitions import transition
 from controlplane.services.window_returns import returned_note, window_return
 from controlplane.services.work import work_cancel
@@ -54,11 +55,13 @@ def release_propose(
     """Put a committed version on its way to the lane's users.
 
     With `supersede` a release in flight that no user has met yet is skipped for it. Raises: Invalid for a version that
-    is not committed, quarantined, of another model or already promoted; Conflict while another release is in flight.
+    is not committed, quarantined, of another model or already promoted; Conflict while another release is in flight, or
+    for a version that is retired.
     """
     _check_candidate(lane, version)
     require_reason(reason, "say why: a release needs a reason")
     with transaction.atomic():
+        version_hold(version)
         locked = lane_locked(lane.pk)
         if version.id == locked.promoted_version_id:
             raise Invalid("the version is the promoted one already", field="version")
@@ -148,9 +151,9 @@ def release_close(release: Release, *, to: ReleaseState, actor: Actor, reason: s
     """
     if to == ReleaseState.SKIPPED and release.run is not None:
         reason += returned_note(window_return(run=release.run))
+    candidate_withdraw(lane=release.lane, version=release.version, actor=actor)
     work_cancel(kind=WorkKind.SHADOW, refs=[release.pk])
     canary_close(release)
-    candidate_withdraw(lane=release.lane, version=release.version, actor=actor)
     return release_move(release, to=to, actor=actor, reason=reason, finished_at=Now(), share=0.0, outcome=reason[:500])
 
 

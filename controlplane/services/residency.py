@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from uuid import UUID
 
+from django.db import transaction
+from django.db.models import Exists, OuterRef
+
 from controlplane.errors import Conflict
 from controlplane.models import Lane, PolicyVersion, Replica, ReplicaSlot
+from controlplane.selectors.answering import ANSWERING, answering_slots, on_loan, there
 from controlplane.services.events import CONDUCTOR, Actor
 from controlplane.services.fleet import slot_target
+from controlplane.services.loans import loan_give_up
+from controlplane.services.locks import replica_locked, replicas_lock
 from controlplane.states import DesiredSource, ReplicaState, WeightSlot
 
 PRESENT = (ReplicaState.READY, ReplicaState.RECONCILING, ReplicaState.POISONED)
-ANSWERING = (ReplicaState.READY, ReplicaState.RECONCILING)
 
 
 def candidate_load(*, lane: Lane, version: PolicyVersion, actor: Actor, reason: str) -> int:
@@ -20,10 +25,12 @@ def candidate_load(*, lane: Lane, version: PolicyVersion, actor: Actor, reason: 
 
     Raises: Conflict when no replica of the cluster can hold two versions at once.
     """
+    replicas_lock(lane.project_id)
     slots = _spare_slots(lane)
     if not slots:
         raise Conflict(f"cluster {lane.cluster.slug} has no replica that can hold two versions at once")
     for slot in slots:
+        loan_give_up(replica_id=slot.replica_id, slot=WeightSlot(slot.slot), actor=actor, reason=reason)
         if slot.desired_version_id == version.id and slot.current_version_id == version.id:
             _mark(slot, DesiredSource.CANDIDATE)
             continue
@@ -40,6 +47,7 @@ def candidate_load(*, lane: Lane, version: PolicyVersion, actor: Actor, reason: 
 
 def candidate_withdraw(*, lane: Lane, version: PolicyVersion, actor: Actor) -> None:
     """No slot is told to hold the candidate any more; what is on its way is superseded, what is there stays there."""
+    replicas_lock(lane.project_id)
     wanted = ReplicaSlot.objects.filter(
         replica__cluster=lane.cluster_id, desired_version=version, desired_source=DesiredSource.CANDIDATE
     )
@@ -51,7 +59,7 @@ def resident_require(*, lane: Lane, version: PolicyVersion) -> None:
     """Every replica that is there holds the version. Raises: Conflict, saying how many do not."""
     slots = ReplicaSlot.objects.filter(replica__cluster=lane.cluster_id, replica__state__in=PRESENT)
     replicas = set(slots.values_list("replica_id", flat=True))
-    missing = replicas - set(slots.filter(current_version=version).values_list("replica_id", flat=True))
+    missing = replicas - set(slots.filter(current_version=version, fault="").values_list("replica_id", flat=True))
     if missing or not replicas:
         raise Conflict(
             f"{len(missing)} of {len(replicas)} replica(s) of {lane.cluster.slug} do not hold {version} yet; "
@@ -62,7 +70,7 @@ def resident_require(*, lane: Lane, version: PolicyVersion) -> None:
 def resident_somewhere(*, lane: Lane, version: PolicyVersion) -> bool:
     """Whether some replica could answer with the version now."""
     return ReplicaSlot.objects.filter(
-        replica__cluster=lane.cluster_id, replica__state__in=ANSWERING, current_version=version
+        answering_slots(), ~on_loan(), replica__cluster=lane.cluster_id, current_version=version
     ).exists()
 
 
@@ -77,30 +85,39 @@ def promoted_place(*, lane: Lane) -> int:
     New ones, those of a new lane, and those that have but one slot for what they answer with: they load the version in
     place of what they hold. A slot that holds a candidate is left alone, and so is a person's pin.
     """
-    present = Replica.objects.filter(cluster=lane.cluster_id, state__in=PRESENT)
-    return sum(_place(lane, replica) for replica in present.select_related("cluster").prefetch_related("slots"))
+    told = ReplicaSlot.objects.filter(replica=OuterRef("pk"), desired_version=lane.promoted_version_id)
+    present = Replica.objects.filter(~Exists(told), cluster=lane.cluster_id, state__in=PRESENT)
+    return sum(_place(lane, replica_id) for replica_id in present.order_by("pk").values_list("pk", flat=True))
 
 
 def slots_relabel(*, lane: Lane, promoted: PolicyVersion) -> None:
-    """After the lane's pointer moved: say which slots answer and which only hold. Pins stay a person's."""
-    slots = ReplicaSlot.objects.filter(replica__cluster=lane.cluster_id).exclude(desired_source=DesiredSource.PINNED)
+    """After the lane's pointer moved: say which slots answer and which only hold. Pins and loans stay what they are."""
+    replicas_lock(lane.project_id)
+    kept = (DesiredSource.PINNED, DesiredSource.LENT)
+    slots = ReplicaSlot.objects.filter(replica__cluster=lane.cluster_id).exclude(desired_source__in=kept)
     wished = slots.filter(desired_version__isnull=False)
     wished.filter(desired_version=promoted).update(desired_source=DesiredSource.PROMOTED)
     wished.exclude(desired_version=promoted).update(desired_source=DesiredSource.CANDIDATE)
 
 
-def _place(lane: Lane, replica: Replica) -> bool:
+@transaction.atomic
+def _place(lane: Lane, replica_id: UUID) -> bool:
+    replica = replica_locked(replica_id)
     slots = list(replica.slots.all())
     if any(slot.desired_version_id == lane.promoted_version_id for slot in slots):
         return False
     # A replica's only slot is for what answers, whatever it was told to hold before.
     taken = (DesiredSource.PINNED, DesiredSource.CANDIDATE) if len(slots) > 1 else (DesiredSource.PINNED,)
-    free = sorted((slot.slot for slot in slots if slot.desired_source not in taken), reverse=True)
+    free = [slot for slot in slots if slot.desired_source not in taken]
     if not free:
         return False
+    # What is lent is taken back last of all.
+    chosen = min(free, key=lambda slot: (slot.desired_source == DesiredSource.LENT, slot.slot != WeightSlot.DEFAULT))
+    slot = WeightSlot(chosen.slot)
+    loan_give_up(replica_id=replica.pk, slot=slot, reason=f"lane {lane.slug} needs the slot")
     slot_target(
         replica=replica,
-        slot=WeightSlot.DEFAULT if WeightSlot.DEFAULT in free else WeightSlot(free[0]),
+        slot=slot,
         version=lane.promoted_version,
         source=DesiredSource.PROMOTED,
         actor=CONDUCTOR,
@@ -111,7 +128,7 @@ def _place(lane: Lane, replica: Replica) -> bool:
 
 def _spare_slots(lane: Lane) -> list[ReplicaSlot]:
     by_replica: dict[UUID, list[ReplicaSlot]] = defaultdict(list)
-    slots = ReplicaSlot.objects.filter(replica__cluster=lane.cluster_id).select_related("replica")
+    slots = ReplicaSlot.objects.filter(there("replica__"), replica__cluster=lane.cluster_id).select_related("replica")
     for slot in slots.order_by("replica_id", "-slot"):
         by_replica[slot.replica_id].append(slot)
     spare = []
@@ -122,10 +139,11 @@ def _spare_slots(lane: Lane) -> list[ReplicaSlot]:
     return spare
 
 
-def _claim(slot: ReplicaSlot, lane: Lane) -> tuple[bool, bool, bool]:
+def _claim(slot: ReplicaSlot, lane: Lane) -> tuple[bool, ...]:
     """How much the promoted version needs the slot."""
     promoted = lane.promoted_version_id
     return (
+        not slot.fault,
         slot.current_version_id == promoted,
         slot.desired_version_id == promoted,
         slot.slot == WeightSlot.DEFAULT,

@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Avg, Count, QuerySet
 from django.db.models.functions import Now
 
 from controlplane.errors import Conflict
 from controlplane.models import CriterionScore, PolicyVersion, Rollout, RolloutGroup, RubricVersion
 from controlplane.services.events import Actor, event_append, project_topic, run_topic
 from controlplane.services.groups import group_move
+from controlplane.services.observations import rollout_note
 from controlplane.services.transitions import transition
 from controlplane.services.work import Claim, work_enqueue, work_fenced, work_finish
 from controlplane.states import ActorKind, EventType, GroupState, RolloutState, WorkKind
+from rl_core.environments.watch import Signs
 from rl_core.types import Ending, Fault
 
 ROLLOUT_WORKER = Actor(ActorKind.WORKER, "rollout")
@@ -62,11 +64,12 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class RolloutScores:
-    """All criteria of one rollout, and the reward they combine to (None while any of them failed)."""
+    """All criteria of one rollout, the reward they combine to (None while any of them failed), and how it behaved."""
 
     rollout_id: uuid.UUID
     scores: Sequence[Scored] = field(default_factory=tuple)
     reward: float | None = None
+    signs: Signs | None = None
 
 
 def group_begin(claim: Claim) -> RolloutGroup | None:
@@ -161,24 +164,31 @@ def score_begin(claim: Claim) -> RolloutGroup | None:
 def score_record(claim: Claim, *, rubric_version: RubricVersion, results: Sequence[RolloutScores]) -> bool:
     """Write every criterion's outcome. When all rollouts have a reward the group is ready and the unit finished.
 
-    Returns whether it is; else the caller fails the attempt, and the graders are tried again: an error is kept where
-    its score would be, and is never one. Raises: StaleFence.
+    Returns whether it is; else the caller fails the attempt, and the graders are tried again for what has no reward: an
+    error is kept where its score would be, and is never one, and what was graded stays as it is when a neighbour's
+    grader failed. Raises: StaleFence.
     """
     with work_fenced(claim):
-        group = RolloutGroup.objects.select_related("run", "evaluation").get(pk=claim.ref)
-        _write_scores(rubric_version, results)
-        rewards = [result.reward for result in results if result.reward is not None]
-        if len(rewards) != group.size:
+        group = RolloutGroup.objects.select_related("run", "evaluation", "task__task_set").get(pk=claim.ref)
+        waiting = {rollout.pk: rollout for rollout in group.rollouts.filter(state=RolloutState.FINISHED)}
+        fresh = [result for result in results if result.rollout_id in waiting]
+        _write_scores(rubric_version, fresh)
+        # Tallies are shared by the groups of a task: all lock them in one order.
+        for result in sorted(fresh, key=lambda one: str(waiting[one.rollout_id].newest_version_id)):
+            if result.reward is not None:
+                transition(waiting[result.rollout_id], to=RolloutState.SCORED, reward=result.reward)
+                kinds = {str(row["key"]): str(row["kind"]) for row in rubric_version.criteria}
+                values = {kinds.get(score.criterion, ""): score.value for score in result.scores}
+                rollout_note(group=group, rollout=waiting[result.rollout_id], values=values, signs=result.signs)
+        scored = group.rollouts.filter(state=RolloutState.SCORED).aggregate(n=Count("pk"), mean=Avg("reward"))
+        if scored["n"] != group.size:
             return False
-        for result in results:
-            rollout = Rollout.objects.get(pk=result.rollout_id, group=group)
-            transition(rollout, to=RolloutState.SCORED, reward=result.reward)
         work_finish(claim)
         group_move(
             group=group,
             to=GroupState.READY,
             actor=SCORE_WORKER,
-            mean_reward=sum(rewards) / len(rewards),
+            mean_reward=scored["mean"],
             finished_at=Now(),
         )
     return True

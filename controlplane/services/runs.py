@@ -16,15 +16,16 @@ from controlplane.models import (
     ModelCard,
     PolicyVersion,
     Project,
-    Rubric,
+    RubricVersion,
     Run,
     Stage,
     Step,
-    TaskSet,
     User,
     WorkUnit,
 )
+from controlplane.selectors.environments import environment_of, environments_of
 from controlplane.selectors.run_clusters import run_holding_clusters_of
+from controlplane.selectors.task_sets import proof_problem, task_set_named
 from controlplane.services.events import Actor, conductor_nudge, event_append, run_topic
 from controlplane.services.groups import groups_drop_all
 from controlplane.services.locks import clusters_lock, run_lock
@@ -42,7 +43,7 @@ from controlplane.states import (
     WorkKind,
     WorkState,
 )
-from rl_core.environments.registry import ENVIRONMENTS
+from rl_core.environments.criteria.kinds import CriterionKind
 from rl_core.errors import SpecError
 from rl_core.specs import RealtimeStage, RlStage, RunSpec, parse_run_spec, resolve_run_spec
 from rl_core.types import ClusterRole, StageKind
@@ -256,15 +257,24 @@ def _check_names(project: Project, spec: RunSpec) -> None:
 
 
 def _check_learning(project: Project, environment: str, task_set: str, rubric: str, where: str) -> None:
-    if environment not in ENVIRONMENTS:
-        raise Invalid(f"there is no environment {environment!r}; known: {', '.join(sorted(ENVIRONMENTS))}", where)
-    newest = TaskSet.objects.filter(project=project, slug=task_set).order_by("-version").first()
-    if newest is None:
+    if environment_of(project.pk, environment) is None:
+        known = ", ".join(known.slug for known in environments_of(project.pk))
+        raise Invalid(f"there is no environment {environment!r}; known: {known}", where)
+    named = task_set_named(project, task_set)
+    if named is None:
         raise Invalid(f"there is no task set {task_set!r} in this project", where)
-    if newest.environment != environment:
-        raise Invalid(f"task set {task_set!r} is for environment {newest.environment!r}, not {environment!r}", where)
-    if not Rubric.objects.filter(project=project, slug=rubric, versions__isnull=False).exists():
+    if named.environment != environment:
+        raise Invalid(f"task set {task_set!r} is for environment {named.environment!r}, not {environment!r}", where)
+    problem, final = proof_problem(named)
+    if final:
+        raise Invalid(problem, where)
+    version = RubricVersion.objects.filter(rubric__project=project, rubric__slug=rubric).order_by("-number").first()
+    if version is None:
         raise Invalid(f"there is no published rubric {rubric!r} in this project", where)
+    asking = [row["key"] for row in version.criteria if row["kind"] == CriterionKind.USER_SIGNAL]
+    if asking:
+        why = "no user answers the rollouts of a run; a lane's signal map says what signals are worth there"
+        raise Invalid(f"criterion {asking[0]} of rubric {rubric!r} reads a user's signal, but {why}", where)
 
 
 def _version_after(run: Run, step_number: int) -> PolicyVersion:

@@ -98,8 +98,13 @@ def shadow_record(claim: Claim, *, asked: int, replays: Sequence[Replay]) -> Rel
 
     Raises: StaleFence; Conflict when the release is no longer in its shadow.
     """
+    with transaction.atomic():
+        release = release_locked(Release.objects.get(pk=claim.ref))  # first, as by whoever ends it and cancels the unit
+        return _record(claim, release, asked=asked, replays=replays)
+
+
+def _record(claim: Claim, release: Release, *, asked: int, replays: Sequence[Replay]) -> Release:
     with work_fenced(claim):
-        release = release_locked(Release.objects.get(pk=claim.ref))
         if release.shadow or release.state not in (ReleaseState.SHADOW, ReleaseState.PAUSED):
             raise Conflict(f"the release is {release.state}: its shadow is over")
         found = shadow_compare(replays, asked=asked, margin=release_spec(release).shadow.margin)

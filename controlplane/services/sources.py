@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
-import time
 from typing import Any
 
 from django.db import transaction
@@ -18,9 +14,9 @@ from controlplane.services.events import Actor, event_append, project_topic
 from controlplane.services.sealing import seal, signing_secret, unseal
 from controlplane.services.tenancy import api_key_create
 from controlplane.states import EventType, Scope
+from rl_core import signing
 
 LIVE_SECRETS = 2
-TOLERANCE_S = 300
 PURPOSE = "sources"
 
 
@@ -112,24 +108,12 @@ def source_authenticate(
     source = FeedbackSource.objects.select_related("project").filter(slug=slug).first()
     if source is None:
         raise NotFound("no such source")
-    fresh = timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= 12
-    fresh = fresh and abs((now_s or time.time()) - int(timestamp)) <= TOLERANCE_S
-    if not (fresh and message_id and _signed(source, message_id, timestamp, signature, body)):
+    headers = {signing.ID: message_id, signing.TIMESTAMP: timestamp, signing.SIGNATURE: signature}
+    live = (unseal(sealed, purpose=PURPOSE) for sealed in source.sealed_secrets)
+    if not signing.verified(live, headers, body, now_s=now_s):
         FeedbackSource.objects.filter(id=source.id).update(unauthenticated_count=F("unauthenticated_count") + 1)
         raise BadSignature("the signature is missing, wrong or older than five minutes")
     return source
-
-
-def _signed(source: FeedbackSource, message_id: str, timestamp: str, signature: str, body: bytes) -> bool:
-    signed = f"{message_id}.{timestamp}.".encode("utf-8", "replace") + body
-    offered = [part.split(",", 1)[1] for part in signature.split(" ") if part.startswith("v1,")]
-    for sealed in source.sealed_secrets:
-        secret = base64.b64decode(unseal(sealed, purpose=PURPOSE).removeprefix("whsec_"))
-        expected = base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest())
-        for candidate in offered:
-            if hmac.compare_digest(expected, candidate.encode("utf-8", "replace")):
-                return True
-    return False
 
 
 def _record(source: FeedbackSource, actor: Actor, reason: str, **data: Any) -> None:

@@ -6,26 +6,27 @@ No version ever names two weights: a number is begun once in its epoch, and only
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from django.conf import settings
 from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
 from controlplane.errors import Conflict, StaleFence
-from controlplane.models import Lineage, ModelCard, PolicyVersion, Project, Run
+from controlplane.models import Lineage, ModelCard, PolicyVersion, Project, Publication, Run
 from controlplane.services.events import Actor, conductor_nudge, event_append, project_topic, run_topic
+from controlplane.services.retention import version_hold
 from controlplane.services.transitions import transition
-from controlplane.services.work import Claim, work_enqueue, work_fenced, work_finish
-from controlplane.states import ActorKind, EventType, VersionState, WorkKind
-
-EXPORTER = Actor(ActorKind.WORKER, "export")
+from controlplane.states import EventType, PublicationKind, VersionState
+from rl_core.links import Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedWeights:
-    """What stands in the store for a version: its root, where, and how large."""
+    """What stands in the store for a version: its root, where, and how large.
+
+    `base` is the version that the delta is made from; the version's parent unless it is named. `choice` is what it was
+    encoded in and why, `encode_s` how long that took; None where that is not known.
+    """
 
     root: str
     manifest_key: str
@@ -34,14 +35,20 @@ class PublishedWeights:
     changed_elements: int
     elements: int
     snapshot_key: str = ""
+    base: PolicyVersion | None = None
+    choice: Choice | None = None
+    encode_s: float | None = None
 
 
 def lineage_create(*, project: Project, model: ModelCard, parent: PolicyVersion | None) -> Lineage:
     """A new chain whose version 0 is committed at once: the model's weights, or those of `parent` for a fork.
 
     Its bytes and their manifest stand in the store already, under the model's or the parent's name.
+    Raises: Conflict when the parent's weights were given up.
     """
     with transaction.atomic():
+        if parent is not None:
+            version_hold(parent)
         lineage = Lineage.objects.create(project=project, model=model, parent=parent)
         first = PolicyVersion.objects.create(
             lineage=lineage,
@@ -54,8 +61,11 @@ def lineage_create(*, project: Project, model: ModelCard, parent: PolicyVersion 
             snapshot_key=parent.snapshot_key if parent else model.manifest_key,
             full_bytes=(parent.full_bytes if parent else None) or model.full_bytes,
             elements=parent.elements if parent else None,
+            depth=parent.depth if parent else 0,
             committed_at=Now(),
         )
+        if parent is None:
+            _published(first, kind=PublicationKind.SNAPSHOT, size=None)
         Lineage.objects.filter(pk=lineage.pk).update(head=first)
         lineage.head = first
     return lineage
@@ -69,12 +79,15 @@ def version_begin(*, lineage: Lineage, epoch: int, number: int, parent: PolicyVe
     """
     with transaction.atomic():
         version, created = PolicyVersion.objects.get_or_create(
-            lineage=lineage, epoch=epoch, number=number, defaults={"parent": parent, "fence": fence}
+            lineage=lineage,
+            epoch=epoch,
+            number=number,
+            defaults={"parent": parent, "fence": fence, "depth": parent.depth + 1},
         )
         if created or version.state != VersionState.PUBLISHING:
             return version
         taken = PolicyVersion.objects.filter(pk=version.pk, state=VersionState.PUBLISHING, fence__lte=fence)
-        if not taken.update(fence=fence, parent=parent):
+        if not taken.update(fence=fence, parent=parent, depth=parent.depth + 1):
             raise StaleFence(f"version {version.ref} is published by a newer attempt than {fence}")
         version.fence, version.parent = fence, parent
     return version
@@ -102,10 +115,17 @@ def version_commit(
             elements=weights.elements,
             committed_at=Now(),
         )
+        delta = _published(
+            version, kind=PublicationKind.DELTA, size=weights.delta_bytes, base=weights.base or version.parent
+        )
+        if weights.choice is not None:
+            Publication.objects.filter(pk=delta.pk).update(
+                profile=weights.choice.profile.value, profile_reason=weights.choice.reason, encode_s=weights.encode_s
+            )
         moved = Lineage.objects.filter(pk=version.lineage_id, head_id=version.parent_id).update(head=version)
         if not moved:
             raise Conflict(f"the head of lineage {version.lineage_id} is not the parent of {version.ref}")
-        _version_event(version, run=run, actor=actor)
+        version_event(version, run=run, actor=actor)
         conductor_nudge()
     version.refresh_from_db()
     return version
@@ -115,7 +135,7 @@ def version_abandon(*, version: PolicyVersion, run: Run | None, actor: Actor, re
     """Give up a version that was never committed; what it left in the store is garbage."""
     with transaction.atomic():
         transition(version, to=VersionState.ABANDONED)
-        _version_event(version, run=run, actor=actor, reason=reason)
+        version_event(version, run=run, actor=actor, reason=reason)
     return version
 
 
@@ -140,26 +160,21 @@ def epoch_open(*, run: Run, lineage: Lineage, actor: Actor, reason: str) -> int:
     return lineage.epoch
 
 
-def version_export(*, version: PolicyVersion) -> None:
-    """Want the version written out as a Hugging Face folder. Raises: Conflict when it is not committed."""
-    if version.state != VersionState.COMMITTED:
-        raise Conflict(f"version {version.ref} is {version.state}: only a committed version can be exported")
-    with transaction.atomic():
-        run = Run.objects.filter(lineage_id=version.lineage_id).first()
-        work_enqueue(kind=WorkKind.EXPORT, ref=version.pk, project_id=version.lineage.project_id, run=run)
-
-
-def version_exported(claim: Claim, *, version: PolicyVersion, folder: str) -> None:
-    """The folder stands: finish the unit, and say where it is. Raises: StaleFence."""
-    with work_fenced(claim):
-        work_finish(claim)
-        run = Run.objects.filter(lineage_id=version.lineage_id).first()
-        _version_event(version, run=run, actor=EXPORTER, reason=f"exported to {folder}")
-
-
-def export_folder(version: PolicyVersion) -> Path:
-    """Where a version's Hugging Face folder is written to."""
-    return settings.STATE_DIR / "exports" / str(version.lineage_id) / f"{version.epoch}-{version.number}"
+def _published(
+    version: PolicyVersion, *, kind: PublicationKind, size: int | None, base: PolicyVersion | None = None
+) -> Publication:
+    """Record what stands in the store under the version's own manifest."""
+    return Publication.objects.create(
+        version=version,
+        base_version=base,
+        kind=kind,
+        root=version.root,
+        base_root=base.root if base else "",
+        manifest_key=version.manifest_key,
+        bytes=size,
+        full_bytes=version.full_bytes,
+        published_at=Now(),
+    )
 
 
 def _inherited_snapshot(version: PolicyVersion) -> str:
@@ -167,7 +182,8 @@ def _inherited_snapshot(version: PolicyVersion) -> str:
     return version.parent.snapshot_key if version.parent else ""
 
 
-def _version_event(version: PolicyVersion, *, run: Run | None, actor: Actor, reason: str = "") -> None:
+def version_event(version: PolicyVersion, *, run: Run | None, actor: Actor, reason: str = "") -> None:
+    """Append the version's present state to its run's log, or to its project's, in the caller's transaction."""
     project_id = run.project_id if run else version.lineage.project_id
     event_append(
         project_id=project_id,

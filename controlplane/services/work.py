@@ -134,13 +134,16 @@ def work_finish(claim: Claim) -> None:
         conductor_nudge()
 
 
-def work_yield(claim: Claim, *, delay_s: float = 0.0) -> None:
-    """The slice ended and the unit is not: queue it again. No failure. Raises: StaleFence."""
+def work_yield(claim: Claim, *, delay_s: float = 0.0, code: str = "") -> None:
+    """The slice ended and the unit is not: queue it again. No failure. `code` is for whoever goes on.
+
+    Raises: StaleFence.
+    """
     with transaction.atomic():
         ended = _held(claim).update(**_queued(delay_s))
         if not ended:
             raise _stale(claim)
-        _close_attempt(claim, AttemptState.YIELDED)
+        _close_attempt(claim, AttemptState.YIELDED, error_code=code)
         conductor_nudge()
 
 
@@ -152,7 +155,7 @@ def work_fail(claim: Claim, error: BaseException) -> WorkState:
     """
     expected = isinstance(error, RlCoreError | ControlPlaneError)
     code = str(getattr(error, "code", "") or type(error).__name__)[:64] if expected else type(error).__name__[:64]
-    text = str(error)[:1000]
+    text = _storable(str(error))[:1000]
     with transaction.atomic():
         unit = _held(claim).select_for_update().first()
         if unit is None:
@@ -162,7 +165,7 @@ def work_fail(claim: Claim, error: BaseException) -> WorkState:
             AttemptState.FAILED if expected else AttemptState.ERRORED,
             error_code=code,
             error=text,
-            trace="" if expected else "".join(traceback.format_exception(error)),
+            trace="" if expected else _storable("".join(traceback.format_exception(error))),
         )
         retryable = bool(getattr(error, "retryable", False)) if expected else True
         return _put_back(unit, code=code, text=text, retryable=retryable)
@@ -299,6 +302,11 @@ def _close_attempt(
     Attempt.objects.filter(unit_id=claim.unit_id, number=claim.fence).update(
         state=state, error_code=error_code, error=error, traceback=trace[-20_000:], finished_at=Now()
     )
+
+
+def _storable(text: str) -> str:
+    """A text that may quote anything, without what PostgreSQL does not hold: NUL characters, lone surrogates."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
 
 
 def _topic(unit: WorkUnit) -> str:

@@ -36,9 +36,14 @@ def _freeze(words: list[str]) -> dict[str, Any]:
     match words:
         case ["weekly", days, hours] if hours.count("-") == 1:
             start, end = hours.split("-")
-            return {"kind": "weekly", "days": [_day(day) for day in days.split(",") if day], "start": start, "end": end}
+            return {
+                "kind": "weekly",
+                "days": [day_of(day) for day in days.split(",") if day],
+                "start": start,
+                "end": end,
+            }
         case ["weekly", days]:
-            return {"kind": "weekly", "days": [_day(day) for day in days.split(",") if day]}
+            return {"kind": "weekly", "days": [day_of(day) for day in days.split(",") if day]}
         case ["date", date]:
             return {"kind": "date", "date": date}
         case ["once", start, end]:
@@ -46,7 +51,8 @@ def _freeze(words: list[str]) -> dict[str, Any]:
     raise ValueError("write weekly Sat,Sun 00:00-24:00, or date 2026-12-25, or once START END")
 
 
-def _day(name: str) -> int:
+def day_of(name: str) -> int:
+    """A day by its name, 0 for Monday. Raises: ValueError, with what to write."""
     try:
         return _DAYS[name.lower()[:3]]
     except KeyError as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Self
 
 import msgspec
@@ -13,8 +15,10 @@ from django.http import QueryDict
 from controlplane.selectors.pages_runs import RunIngredients
 from frontend.outcomes import Problems
 from frontend.queries import text_of
+from rl_core.environments.environment import Environment
 from rl_core.errors import SpecError
-from rl_core.specs import RlStage, RunSpec, parse_run_spec, resolve_run_spec
+from rl_core.session_specs import CompactionKind
+from rl_core.specs import CurriculumKind, RlStage, RunSpec, parse_run_spec, resolve_run_spec
 
 _MAX_JSON_CHARS = 100_000
 
@@ -32,6 +36,8 @@ class NumberField:
     step: str = "1"
 
 
+_KINDS: dict[str, type[StrEnum]] = {"curriculum": CurriculumKind, "compaction": CompactionKind}
+
 NUMBERS: tuple[NumberField, ...] = (
     NumberField("steps", "Steps", ("steps",), "optimiser steps in all", minimum="1"),
     NumberField("prompts_per_step", "Prompts a step", ("prompts_per_step",), "groups in each batch", minimum="1"),
@@ -44,9 +50,32 @@ NUMBERS: tuple[NumberField, ...] = (
     ),
     NumberField("max_turns", "Turns", ("max_turns",), "of a session, at most", minimum="1"),
     NumberField("max_tokens", "Tokens a turn", ("sampling", "max_tokens"), "sampled at most", minimum="1"),
+    NumberField("max_context_tokens", "Context", ("max_context_tokens",), "tokens that the policy sees", minimum="64"),
+    NumberField("max_parallel_calls", "Calls a turn", ("max_parallel_calls",), "to tools, at most", minimum="1"),
     NumberField("eval_every", "Evaluate every", ("eval_every",), "steps; 0: before and after only", minimum="0"),
     NumberField("eval_tasks", "Held-out tasks", ("eval_tasks",), "in each evaluation", minimum="1"),
 )
+
+_OF_LIMITS = ("max_turns", "max_context_tokens", "max_parallel_calls")
+CHOICES = {name: [kind.value for kind in kinds] for name, kinds in _KINDS.items()}  # the first is the default
+
+
+def suggested(ingredients: RunIngredients, environments: Iterable[Environment]) -> dict[str, dict[str, str]]:
+    """By task set, what its environment was made for: field values that hold until somebody types others."""
+    known = {environment.slug: environment for environment in environments}
+    found = {}
+    for task_set in ingredients.task_sets:
+        environment = known.get(task_set.environment)
+        if environment is None:
+            continue
+        limits = environment.limits
+        values = {
+            name: str(getattr(limits, name)) for name in ("max_turns", "max_context_tokens", "max_parallel_calls")
+        }
+        values |= {"max_tokens": str(environment.sampling.max_tokens), "compaction": limits.compaction.kind.value}
+        rubrics = [slug for slug in (task_set.slug, environment.slug) if slug in ingredients.rubrics]
+        found[task_set.slug] = values | ({"rubric": rubrics[0]} if rubrics else {})
+    return found
 
 
 def _default(path: tuple[str, ...]) -> Any:
@@ -67,21 +96,26 @@ class RunForm:
     problems: Problems = field(default_factory=Problems)
 
     @classmethod
-    def fresh(cls, ingredients: RunIngredients, like: dict[str, Any] | None = None, name: str = "") -> Self:
-        """The defaults for what the project has, or the spec of a run to repeat."""
-        if like is not None:
-            form = cls(_values_of(like, name), [str(slug) for slug in like.get("rollout_clusters", [])])
-            form.spec_text = _pretty(like)
-            form.as_json = len(like.get("stages", [])) != 1
-            return form
+    def like(cls, spec: dict[str, Any], name: str) -> Self:
+        """The spec of a run to repeat."""
+        form = cls(_values_of(spec, name), [str(slug) for slug in spec.get("rollout_clusters", [])])
+        form.spec_text = _pretty(spec)
+        form.as_json = len(spec.get("stages", [])) != 1
+        return form
+
+    @classmethod
+    def fresh(cls, ingredients: RunIngredients, hints: dict[str, dict[str, str]]) -> Self:
+        """The defaults for what the project has, with what is suggested for the first task set."""
         task_set = ingredients.task_sets[0].slug if ingredients.task_sets else ""
         values = {spec.name: _text(_default(spec.path)) for spec in NUMBERS}
         values |= {
-            "name": name,
+            "name": "",
             "model": ingredients.models[0] if ingredients.models else "",
             "task_set": task_set,
-            "rubric": task_set if task_set in ingredients.rubrics else next(iter(ingredients.rubrics), ""),
+            "rubric": next(iter(ingredients.rubrics), ""),
             "seed": "0",
+            **{name: kinds[0] for name, kinds in CHOICES.items()},
+            **hints.get(task_set, {}),
         }
         form = cls(values, list(ingredients.clusters))
         form.spec_text = _pretty(form.spec(ingredients))
@@ -91,7 +125,7 @@ class RunForm:
     @classmethod
     def of_post(cls, data: QueryDict) -> Self:
         """What was typed."""
-        names = ["name", "model", "task_set", "rubric", "seed", *(spec.name for spec in NUMBERS)]
+        names = ["name", "model", "task_set", "rubric", "seed", *CHOICES, *(spec.name for spec in NUMBERS)]
         form = cls({name: text_of(data, name) for name in names}, data.getlist("clusters"))
         form.as_json = data.get("mode") == "json"
         form.spec_text = data.get("spec", "")[:_MAX_JSON_CHARS].replace("\x00", "")
@@ -104,12 +138,15 @@ class RunForm:
         if self.as_json:
             return self._spec_of_json()
         environments = {task_set.slug: task_set.environment for task_set in ingredients.task_sets}
+        named = self.values["task_set"]
         stage: dict[str, Any] = {
             "kind": "rl",
-            "task_set": self.values["task_set"],
-            "environment": environments.get(self.values["task_set"], self.values["task_set"]),
+            "task_set": named,
+            "environment": environments.get(named.partition("@")[0], named),
             "rubric": self.values["rubric"],
         }
+        for name, kinds in CHOICES.items():
+            stage[name] = {"kind": self.values[name] or kinds[0]}
         for number in NUMBERS:
             self._place(stage, number)
         chosen = [slug for slug in self.clusters if slug in ingredients.clusters]
@@ -141,7 +178,7 @@ class RunForm:
         if path in ("name", "spec.model", "spec.rollout_clusters"):
             return {"spec.model": "model", "spec.rollout_clusters": "clusters"}.get(path, path)
         words = set(re.findall(r"[a-z_]+", message))
-        for name in (*(number.name for number in NUMBERS), "seed"):
+        for name in (*(number.name for number in NUMBERS), "seed", *CHOICES):
             if name in words:
                 return name
         for name, phrase in (("task_set", "task set"), ("rubric", "rubric"), ("task_set", "environment")):
@@ -181,6 +218,7 @@ def _values_of(spec: dict[str, Any], name: str) -> dict[str, str]:
     stage = stages[0] if stages else msgspec.to_builtins(RlStage())
     values = {"name": name, "model": str(spec.get("model", "")), "seed": str(spec.get("seed", 0))}
     values |= {key: str(stage.get(key, "")) for key in ("task_set", "rubric")}
+    values |= {name: str(stage.get(name, {}).get("kind", kinds[0])) for name, kinds in CHOICES.items()}
     for number in NUMBERS:
         value: Any = stage
         for key in number.path:

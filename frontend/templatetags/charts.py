@@ -150,6 +150,37 @@ def histogram(bins: Sequence[Any]) -> SafeString:
 
 
 @register.filter
+def tenths(counts: Sequence[int]) -> SafeString:
+    """How many have a value in each tenth of [0, 1], as bars: the counts are in the title of each."""
+    width, height = 400, 110
+    tallest, step = max(counts, default=0) or 1, width / max(1, len(counts))
+    bars = [
+        (
+            f"{step * (index + 0.1):.1f}",
+            f"{height - (height - 4) * count / tallest:.1f}",
+            f"{step * 0.8:.1f}",
+            f"{(height - 4) * count / tallest:.1f}",
+            f"{index / len(counts):.1f} to {(index + 1) / len(counts):.1f}: {count}",
+        )
+        for index, count in enumerate(counts)
+    ]
+    drawn = format_html_join(
+        "", '<rect class="after" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>', bars
+    )
+    return format_html(
+        '<svg class="histogram" viewBox="0 -2 {} {}" preserveAspectRatio="none" role="img" aria-label="{}">{}'
+        '<line class="zero" x1="0" y1="{}" x2="{}" y2="{}"/></svg>',
+        width,
+        height + 4,
+        "Tasks by mean reward from 0 to 1: " + ", ".join(map(str, counts)),
+        drawn,
+        height,
+        width,
+        height,
+    )
+
+
+@register.filter
 def at_position(exposures: Sequence[Any], position: int) -> Any:
     """The exposure of one step; None before the first look at it."""
     return next((one for one in exposures if one.position == position), None)

@@ -11,6 +11,7 @@ from django import template
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.text import Truncator
 
 from controlplane.states import EventType
 from frontend.looks import event_sentence, event_tone, look_of, version_name
@@ -20,6 +21,7 @@ from frontend.plain import visible_text
 register = template.Library()
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _DASH = "—"
+_GLIMPSE_FIELDS, _GLIMPSE_CHARS = 3, 160
 
 
 def _number(value: Any) -> float | None:
@@ -58,6 +60,15 @@ def percent(value: Any, digits: int = 1) -> str:
     """A share as percent."""
     share = _number(value)
     return _DASH if share is None else f"{100 * share:.{digits}f} %"
+
+
+@register.filter
+def dollars(value: Any) -> str:
+    """Money: cents where they matter, two digits below ten cents."""
+    amount = _number(value)
+    if amount is None:
+        return _DASH
+    return f"${amount:,.2f}" if amount >= 0.1 or not amount else f"${amount:.2g}"
 
 
 @register.filter
@@ -205,6 +216,20 @@ def named(value: Any) -> str:
 def pretty_json(value: Any) -> str:
     """JSON for people. The template escapes it."""
     return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True, default=str)
+
+
+@register.filter
+def glimpse(value: Any) -> str:
+    """A line of what a JSON object holds, for tables; the page of the thing itself shows all of it."""
+    fields = value.items() if isinstance(value, dict) else [("", value)]
+    parts = [f"{key}: {_one_line(held)}".removeprefix(": ") for key, held in fields]
+    return Truncator(" · ".join(parts[:_GLIMPSE_FIELDS])).chars(_GLIMPSE_CHARS)
+
+
+def _one_line(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return f"{len(value)} of them"
+    return Truncator(" ".join(str(value).split())).chars(_GLIMPSE_CHARS // 2)
 
 
 @register.filter

@@ -10,10 +10,11 @@ from django.views.decorators.http import require_http_methods
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Run
 from controlplane.permissions import Action
+from controlplane.selectors.environments import environments_of
 from controlplane.selectors.pages_runs import RunIngredients, run_ingredients
 from controlplane.services.runs import run_create
 from frontend.access import Access, page
-from frontend.forms.run import NUMBERS, RunForm, spec_fields
+from frontend.forms.run import CHOICES, NUMBERS, RunForm, spec_fields, suggested
 from frontend.frame import show
 from frontend.plain import without_hidden
 from frontend.queries import uuid_of
@@ -24,7 +25,8 @@ from frontend.queries import uuid_of
 def run_new(request: HttpRequest, access: Access) -> HttpResponse:
     """Show the form, check it, or start the run."""
     ingredients = run_ingredients(access.project)
-    form = _fresh(request, access, ingredients) if request.method == "GET" else RunForm.of_post(request.POST)
+    hints = suggested(ingredients, environments_of(access.project.pk))
+    form = _fresh(request, access, ingredients, hints) if request.method == "GET" else RunForm.of_post(request.POST)
     if request.method == "POST":
         run = _create(access, form, ingredients)
         if run is not None:
@@ -34,18 +36,22 @@ def run_new(request: HttpRequest, access: Access) -> HttpResponse:
         "form": form,
         "numbers": NUMBERS,
         "ingredients": ingredients,
+        "choices": CHOICES,
+        "suggested": hints,
         "spec_fields": spec_fields(),
     }
     status = 422 if form.problems else 200
     return show(request, access, "frontend/run_new.html", context, section="runs", status=status)
 
 
-def _fresh(request: HttpRequest, access: Access, ingredients: RunIngredients) -> RunForm:
+def _fresh(
+    request: HttpRequest, access: Access, ingredients: RunIngredients, hints: dict[str, dict[str, str]]
+) -> RunForm:
     wanted = uuid_of(request.GET, "like")
     like = Run.objects.filter(project=access.project, pk=wanted).first() if wanted else None
     if like is None:
-        return RunForm.fresh(ingredients)
-    return RunForm.fresh(ingredients, like=like.spec, name=f"{without_hidden(like.name)} again")
+        return RunForm.fresh(ingredients, hints)
+    return RunForm.like(like.spec, f"{without_hidden(like.name)} again")
 
 
 def _create(access: Access, form: RunForm, ingredients: RunIngredients) -> Run | None:

@@ -120,6 +120,7 @@ _SCOPE_HELP: dict[Scope, str] = {
     Scope.RELEASES: "propose, abort and roll back releases",
     Scope.RUBRICS: "publish rubric versions",
     Scope.FLEET: "add clusters, pin versions to replicas",
+    Scope.EXPORT: "export versions and download their weights",
     Scope.ADMIN: "manage people and keys",
     Scope.FEEDBACK: "send feedback",
     Scope.GATEWAY: "call a lane's model",

@@ -14,6 +14,7 @@ from controlplane.permissions import Action
 from controlplane.selectors.pages_catalog import (
     CRITERION_KINDS,
     TIERS,
+    kinds_shown,
     rubric_versions_of,
     rubrics_of,
     weighted_criteria,
@@ -91,6 +92,12 @@ def _edit(request: HttpRequest, access: Access, form: RubricForm, based_on: int 
             text = "has this content already" if unchanged else "is published"
             messages.success(request, f"{form.slug} version {version.number} {text}: {version.content_hash[:12]}")
             return redirect("rubric", form.slug)
-    context: dict[str, Any] = {"form": form, "kinds": CRITERION_KINDS, "tiers": TIERS, "based_on": based_on}
+    context: dict[str, Any] = {
+        "form": form,
+        "kinds": CRITERION_KINDS,
+        "kinds_shown": kinds_shown(),
+        "tiers": TIERS,
+        "based_on": based_on,
+    }
     status = 422 if form.problems else 200
     return show(request, access, "frontend/rubric_form.html", context, section="rubrics", status=status)

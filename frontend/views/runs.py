@@ -10,6 +10,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from controlplane.models import Run
+from controlplane.selectors.lost_groups import lost_groups
 from controlplane.selectors.pages_events import topic_tail
 from controlplane.selectors.pages_runs import (
     RunFilter,
@@ -83,7 +84,7 @@ def verbs_of(run: Run) -> dict[str, bool]:
 
 def _status(run: Run) -> dict[str, Any]:
     row = run_rows([run])[0]
-    return {"row": row, "counts": run_counts(run), "letters": dead_letters(run)}
+    return {"row": row, "counts": run_counts(run), "letters": dead_letters(run), "lost": lost_groups(run)}
 
 
 def _part_context(run: Run, part: str) -> dict[str, Any]:

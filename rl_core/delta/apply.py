@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import torch
 
-from rl_core.delta.codec import FrameMode, Patch, decode_frame
-from rl_core.delta.frames import pieces_of, split_patch
-from rl_core.delta.manifest import Frame, TensorEntry
+from rl_core.delta.codec import decode_frame
+from rl_core.delta.frames import pieces_of
+from rl_core.delta.manifest import FRAME_BYTES, Frame, TensorEntry
+from rl_core.delta.patches import Patch, whole_patches
 from rl_core.delta.path import Hop, HopKind
-from rl_core.delta.root import root_of_leaves, weights_leaves
+from rl_core.delta.root import leaf_hash, root_of_leaves, weights_leaves
 from rl_core.delta.shadow import ShadowWeights
-from rl_core.delta.words import Words, dtype_tag, empty_tensor, word_dtype, words_of
+from rl_core.delta.words import Words, dtype_tag, empty_tensor, words_of
 from rl_core.errors import BaseMismatch, DigestMismatch
+
+_UNDO_SHARE: Final = 20  # what is kept to take a hop back is at most a twentieth of the weights, and a frame
 
 
 class HopApplication:
     """A context: `apply` payloads, then `commit`. Leaving without a commit restores the shadow, or poisons it.
 
     While it is open the shadow counts as poisoned, so that even a killed thread never leaves half a version that
-    passes for a whole one.
+    passes for a whole one. Tensors are hashed on threads of their own, each once no frame is left that touches it.
+    A hop that would need more memory to be taken back than is bounded here is not: it poisons, and a snapshot repairs.
+    Memory that came out wrong though the hop never wrote to it makes the shadow `damaged`, too.
     """
 
     def __init__(self, shadow: ShadowWeights, hop: Hop, *, threads: int) -> None:
@@ -35,6 +41,11 @@ class HopApplication:
         self._tensors: dict[str, torch.Tensor] = {}
         self._words: list[Words] = []
         self._undo: list[tuple[Frame, memoryview | Words]] = []
+        self._undo_left = hop.manifest.full_bytes // _UNDO_SHARE + FRAME_BYTES
+        self._frames_left = [0] * len(self._entries)
+        self._leaves: dict[str, Future[str]] = {}
+        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        self._hashers = ThreadPoolExecutor(threads, thread_name_prefix="hash")
         self._touched: set[str] = set()
         self._was_poisoned = shadow.poisoned
         self._committed = False
@@ -45,30 +56,63 @@ class HopApplication:
         self._words = [words_of(self._tensors[entry.name]) for entry in self._entries]
         if self._hop.kind is not HopKind.SNAPSHOT:
             self._shadow.poisoned = True
+        for frame in self._hop.manifest.frames:
+            for piece in frame.ranges:
+                self._frames_left[piece.tensor] += 1
+        # All of them, not only those that the hop touches: memory that somebody else wrote to is found here.
+        for index, left in enumerate(self._frames_left):
+            if not left:
+                self._hash(index)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._decoders.shutdown(cancel_futures=True)
+        self._hashers.shutdown(cancel_futures=True)
         if not self._committed and self._hop.kind is not HopKind.SNAPSHOT:
             self._take_back()
 
-    def apply(self, payloads: Mapping[int, memoryview]) -> None:
-        """Decode and apply frames, by index, whose digests were checked. Raises: DigestMismatch."""
+    def apply(self, payloads: Mapping[int, memoryview], *, resident: bool = True) -> None:
+        """Decode and apply frames, by index, whose digests were checked. Raises: DigestMismatch.
+
+        `resident`: the payloads lie in memory, which keeping them would hold.
+        """
         # Frames hold disjoint elements, so they may be applied side by side.
-        if self._threads == 1:
-            for index, payload in payloads.items():
-                self._apply_frame(index, payload)
-            return
-        with ThreadPoolExecutor(self._threads) as pool:
-            for done in [pool.submit(self._apply_frame, index, payload) for index, payload in payloads.items()]:
-                done.result()
+        applying = [self._decoders.submit(self._apply_frame, index, payload) for index, payload in payloads.items()]
+        failed: DigestMismatch | None = None
+        for index, applied in zip(payloads, applying, strict=True):
+            try:
+                kept = applied.result()
+            except DigestMismatch as error:
+                failed = error  # the frames beside it were applied, and have to be taken back
+                continue
+            if kept is not None:
+                self._keep(self._hop.manifest.frames[index], kept, resident=resident)
+            for piece in self._hop.manifest.frames[index].ranges:
+                self._frames_left[piece.tensor] -= 1
+                if not self._frames_left[piece.tensor]:
+                    self._hash(piece.tensor)
+        if failed is not None:
+            raise failed
+
+    def _hash(self, index: int) -> None:
+        name = self._entries[index].name
+        self._leaves[name] = self._hashers.submit(leaf_hash, name, self._tensors[name])
+
+    def _keep(self, frame: Frame, kept: memoryview | Words, *, resident: bool) -> None:
+        """Keep what takes a frame back, as long as there is room."""
+        if resident or not isinstance(kept, memoryview):
+            self._undo_left -= kept.nbytes
+        if self._undo_left < 0:
+            self._undo.clear()
+        else:
+            self._undo.append((frame, kept))
 
     def commit(self) -> None:
         """Check leaves and root of what came out, then make it the shadow. Raises: DigestMismatch."""
         after, shadow = self._hop.leads_to, self._shadow
-        # All of them, not only those that the hop touched: memory that somebody else wrote to is found here.
-        leaves = weights_leaves(self._tensors, threads=self._threads)
+        leaves = {name: leaf.result() for name, leaf in self._leaves.items()}
         if self._hop.kind is not HopKind.BACKWARD:
             wrong = [entry.name for entry in self._entries if leaves.get(entry.name) != entry.leaf]
             if wrong:
@@ -82,7 +126,7 @@ class HopApplication:
         shadow.unreported |= self._touched
         shadow.tensors, shadow.leaves, shadow.root = self._tensors, leaves, after.root
         shadow.version, shadow.manifest_key = after.version, after.manifest
-        shadow.poisoned = False
+        shadow.poisoned = shadow.damaged = False
         self._committed = True
 
     def _check_base(self) -> None:
@@ -105,23 +149,25 @@ class HopApplication:
         self._touched.add(entry.name)
         return empty_tensor(dtype=entry.dtype, shape=entry.shape)
 
-    def _apply_frame(self, index: int, payload: memoryview) -> None:
+    def _apply_frame(self, index: int, payload: memoryview) -> memoryview | Words | None:
+        """Apply a frame; what takes it back, None for a snapshot."""
         frame = self._hop.manifest.frames[index]
-        patches = self._decode(frame, payload)
+        backward = self._hop.kind is HopKind.BACKWARD
         targets = self._targets(frame)
+        patches = self._decode(frame, payload, backward=backward)
+        kept: memoryview | Words | None = None
         if self._hop.kind is not HopKind.SNAPSHOT:
-            whole = frame.mode is FrameMode.RAW
-            self._undo.append((frame, np.concatenate(self._targets(frame)) if whole else payload))
+            kept = payload if frame.mode.sparse else np.concatenate(targets)
         # A frame of small tensors may leave most of them as they are.
         moved = [piece for piece, patch in zip(frame.ranges, patches, strict=True) if patch.values.size]
         self._touched.update(self._entries[piece.tensor].name for piece in moved)
-        backward = self._hop.kind is HopKind.BACKWARD
         for patch, words in zip(patches, targets, strict=True):
             (patch.revert if backward else patch.apply)(words)
+        return kept
 
-    def _decode(self, frame: Frame, payload: memoryview) -> list[Patch]:
-        dtype = word_dtype(self._entries[frame.ranges[0].tensor].dtype)
-        return split_patch(decode_frame(frame.mode, payload, dtype=dtype, count=frame.count), frame.ranges)
+    def _decode(self, frame: Frame, payload: memoryview, *, backward: bool) -> list[Patch]:
+        pieces, codec = self._targets(frame), self._hop.manifest.codec
+        return decode_frame(frame.mode, payload, pieces=pieces, backward=backward, codec=codec)
 
     def _targets(self, frame: Frame) -> list[Words]:
         return pieces_of(frame.ranges, self._words)
@@ -129,17 +175,19 @@ class HopApplication:
     def _take_back(self) -> None:
         """Undo the frames in reverse, and believe it only if the old leaves come out again."""
         shadow = self._shadow
-        shadow.unreported |= {name for name in self._touched if name in shadow.tensors}
-        for frame, kept in reversed(self._undo):
-            if isinstance(kept, memoryview):
-                for patch, words in zip(self._decode(frame, kept), self._targets(frame), strict=True):
-                    (patch.apply if self._hop.kind is HopKind.BACKWARD else patch.revert)(words)
-            else:
-                for patch, words in zip(
-                    split_patch(Patch(None, kept), frame.ranges), self._targets(frame), strict=True
-                ):
-                    patch.apply(words)
-        shadow.poisoned = weights_leaves(shadow.tensors, threads=self._threads) != shadow.leaves
+        with suppress(DigestMismatch):  # a frame that was applied in part does not read; the leaves tell
+            for frame, kept in reversed(self._undo):
+                self._take_back_frame(frame, kept)
+        shadow.note(weights_leaves(shadow.tensors, threads=self._threads), written=self._touched)
+
+    def _take_back_frame(self, frame: Frame, kept: memoryview | Words) -> None:
+        targets, was_backward = self._targets(frame), self._hop.kind is HopKind.BACKWARD
+        if isinstance(kept, memoryview):
+            patches = self._decode(frame, kept, backward=not was_backward)
+        else:
+            patches = whole_patches(kept, targets)
+        for patch, words in zip(patches, targets, strict=True):
+            (patch.revert if frame.mode.sparse and not was_backward else patch.apply)(words)
 
     def _keep_equal(self, leaves: dict[str, str]) -> None:
         """Of a snapshot, keep the memory of tensors that it did not change."""

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
-import numpy as np
-
-from rl_core.delta.codec import Patch
-from rl_core.delta.manifest import TensorRange
+from rl_core.delta.manifest import FRAME_BYTES, TensorRange
 from rl_core.delta.words import Words
-
-FRAME_BYTES: Final = 8 << 20
 
 
 def plan_frames(
@@ -41,18 +35,3 @@ def plan_frames(
 def pieces_of(ranges: Sequence[TensorRange], words: Sequence[Words]) -> list[Words]:
     """Views of a frame's words, one per range. `words` holds the whole tensors, by table index."""
     return [words[piece.tensor][piece.start : piece.start + piece.count] for piece in ranges]
-
-
-def split_patch(patch: Patch, ranges: Sequence[TensorRange]) -> list[Patch]:
-    """One patch per range, with positions counted from the range's start."""
-    if len(ranges) == 1:
-        return [patch]
-    ends = np.cumsum([piece.count for piece in ranges])
-    starts = ends - [piece.count for piece in ranges]
-    if patch.positions is None:
-        return [Patch(None, patch.values[a:b]) for a, b in zip(starts, ends, strict=True)]
-    cuts = np.searchsorted(patch.positions, np.append(starts, ends[-1]))
-    return [
-        Patch(patch.positions[low:high] - start, patch.values[low:high])
-        for low, high, start in zip(cuts, cuts[1:], starts, strict=False)
-    ]

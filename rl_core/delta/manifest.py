@@ -1,31 +1,40 @@
-"""Manifests: what a version's weights are, and where the bytes lie that make them. Format 1.
+"""Manifests: what a version's weights are, and where the bytes lie that make them. Formats 1 and 2.
 
-A manifest is canonical JSON: one byte sequence per content, closed by a digest over all of it, so that a damaged
-manifest is never read as another one. A digest proves consistency, not origin: a replica takes the key of a manifest
-from the control plane alone.
+A manifest is canonical JSON, since format 2 under zstd: one text per content, closed by a digest over all of it, so
+that a damaged manifest is never read as another one. A digest proves consistency, not origin: a replica takes the key
+of a manifest from the control plane alone.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+import struct
 from enum import StrEnum
 from typing import Final
 
 import msgspec
+import zstandard
 from blake3 import blake3
 
-from rl_core.delta.codec import CODEC_VERSION, FrameMode
+from rl_core.delta.codec import CODEC_VERSION, KNOWN_CODECS, FrameMode
 from rl_core.delta.root import root_of_leaves
 from rl_core.delta.words import DTYPES, numel
 from rl_core.errors import ManifestError, SpecError
 from rl_core.store import ObjectStore, check_key
 from rl_core.types import VersionRef
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+_KNOWN_FORMATS: Final = frozenset((1, FORMAT))
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_ZSTD_LEVEL: Final = 9
+_TRAILER: Final = struct.Struct("<II32s")  # a frame that zstd skips: its magic, its length, blake3 of what is before it
+_SKIPPABLE: Final = 0x184D2A50
 _HEX64: Final = re.compile(r"[0-9a-f]{64}")
 _HEX16: Final = re.compile(r"[0-9a-f]{16}")
 _MAX_MANIFEST_BYTES: Final = 1 << 30
+FRAME_BYTES: Final = 8 << 20  # of raw weights, at most
+MAX_SEGMENT_BYTES: Final = 64 << 20  # of a stored object, at most
 
 
 class ManifestKind(StrEnum):
@@ -129,9 +138,9 @@ def manifest_key(prefix: str) -> str:
     return check_key(f"{prefix}/manifest.json")
 
 
-def segment_key(prefix: str, index: int) -> str:
-    """A segment's key under a publishing prefix."""
-    return check_key(f"{prefix}/segments/{index:04d}")
+def segment_key(prefix: str, index: int, *, digest: str) -> str:
+    """A segment's key under a publishing prefix: named by content, so that one that stands is known for what it is."""
+    return check_key(f"{prefix}/segments/{index:04d}-{digest[:32]}")
 
 
 def _canonical(manifest: Manifest) -> bytes:
@@ -139,24 +148,50 @@ def _canonical(manifest: Manifest) -> bytes:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Canonical JSON with the digest filled in."""
+    """The text with its digest filled in, compressed, since the table is much of a sparse delta; `zstd -dc` shows it.
+
+    A digest of the compressed bytes follows: some bits of a zstd header may flip and leave the text as it is.
+    """
+    data = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(_closed(manifest))
+    return data + _TRAILER.pack(_SKIPPABLE, 32, blake3(data).digest())
+
+
+def _closed(manifest: Manifest) -> bytes:
     open_manifest = msgspec.structs.replace(manifest, digest="")
     digest = blake3(_canonical(open_manifest)).hexdigest()
     return _canonical(msgspec.structs.replace(manifest, digest=digest))
 
 
+def _text(data: bytes) -> bytes:
+    """The JSON of a stored manifest. Raises: ManifestError."""
+    if len(data) > _MAX_MANIFEST_BYTES:
+        raise ManifestError(f"a manifest is longer than {_MAX_MANIFEST_BYTES} bytes; publish it anew")
+    if not data.startswith(_ZSTD_MAGIC):
+        return data
+    body, trailer = data[: -_TRAILER.size], data[-_TRAILER.size :]
+    if trailer != _TRAILER.pack(_SKIPPABLE, 32, blake3(body).digest()):
+        raise ManifestError("a manifest does not match its own digest: it is damaged; fetch it again")
+    try:
+        if zstandard.frame_content_size(body) > _MAX_MANIFEST_BYTES:
+            raise ManifestError(f"a manifest says that it is longer than {_MAX_MANIFEST_BYTES} bytes; publish it anew")
+        return zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise ManifestError(f"a manifest does not decompress: {error}; fetch it again") from error
+
+
 def decode_manifest(data: bytes) -> Manifest:
     """Read and check a manifest. Raises: ManifestError when it is malformed, damaged or of an unknown format."""
+    text = _text(data)
     try:
-        known = msgspec.json.decode(data, type=_Format).format
-        if known != FORMAT:
+        known = msgspec.json.decode(text, type=_Format).format
+        if known not in _KNOWN_FORMATS:
             raise ManifestError(
-                f"manifest format {known} is not known to this build (it knows {FORMAT}); upgrade Slipway"
+                f"manifest format {known} is not known to this build (it knows up to {FORMAT}); upgrade Slipway"
             )
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"not a manifest: {error}; fetch it again or publish the version anew") from error
-    if encode_manifest(manifest) != data:
+    if _closed(manifest) != text:
         raise ManifestError("a manifest does not match its own digest: it is damaged; fetch it again")
     try:
         _check(manifest)
@@ -190,7 +225,7 @@ def _require(condition: bool, message: str) -> None:
 
 def _check(manifest: Manifest) -> None:
     VersionRef.parse(manifest.version)
-    _require(manifest.codec == CODEC_VERSION, f"codec {manifest.codec!r} is not known to this build")
+    _require(manifest.codec in KNOWN_CODECS, f"codec {manifest.codec!r} is not known to this build")
     _require(
         (manifest.kind is ManifestKind.DELTA) == (manifest.base is not None), "a delta has a base, a snapshot none"
     )
@@ -202,7 +237,8 @@ def _check(manifest: Manifest) -> None:
     _check_table(manifest)
     for segment in manifest.segments:
         check_key(segment.key)
-        _require(segment.size > 0 and bool(_HEX64.fullmatch(segment.blake3)), f"segment {segment.key} is malformed")
+        sound = 0 < segment.size <= MAX_SEGMENT_BYTES and bool(_HEX64.fullmatch(segment.blake3))
+        _require(sound, f"segment {segment.key} is malformed")
     for frame in manifest.frames:
         _check_frame(manifest, frame)
     _check_coverage(manifest)
@@ -234,8 +270,10 @@ def _check_frame(manifest: Manifest, frame: Frame) -> None:
         )
     dtypes = {manifest.tensors[piece.tensor].dtype for piece in frame.ranges}
     _require(len(dtypes) == 1, "a frame mixes dtypes")
-    _require(not manifest.reversible or frame.mode is FrameMode.GAP_ULP, "a reversible delta holds a raw frame")
-    _require(manifest.base is not None or frame.mode is FrameMode.RAW, "a snapshot holds a patch")
+    raw = frame.count * max(DTYPES[dtype].itemsize for dtype in dtypes)
+    _require(raw <= FRAME_BYTES, f"a frame holds more than {FRAME_BYTES} bytes of weights")
+    _require(not manifest.reversible or frame.mode.sparse, "a reversible delta holds a whole frame")
+    _require(manifest.base is not None or not frame.mode.sparse, "a snapshot holds a patch")
 
 
 def _check_coverage(manifest: Manifest) -> None:

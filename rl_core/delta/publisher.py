@@ -1,7 +1,8 @@
-"""Publishing weights: encode frames, upload segments while encoding goes on, the manifest last.
+"""Publishing weights: frames are encoded, segments go up and tensors are hashed side by side; the manifest comes last.
 
 Everything is created create-only under a prefix that carries the attempt's fence. Until its manifest stands, a
-publication does not exist; what a killed publisher leaves behind is garbage that the same attempt may adopt.
+publication does not exist. Segments are named by content: the same attempt, run again after a kill, adopts those that
+stand and sends the others. Memory holds a few frames a thread and two segments.
 """
 
 from __future__ import annotations
@@ -15,32 +16,31 @@ from typing import Final, TypeVar
 
 import msgspec
 import structlog
-import xxhash
-from blake3 import blake3
 
-from rl_core.delta.codec import EncodedFrame, FrameMode, encode_frame
+from rl_core.delta.codec import EncodedFrame, Profile, encode_frame
 from rl_core.delta.frames import pieces_of, plan_frames
 from rl_core.delta.manifest import (
     Base,
     Frame,
     Manifest,
     ManifestKind,
-    Segment,
     TensorEntry,
     TensorRange,
     encode_manifest,
     manifest_key,
     read_manifest,
-    segment_key,
     version_prefix,
 )
 from rl_core.delta.root import root_of_leaves, weights_leaves
+from rl_core.delta.segments import OnSegment, SegmentWriter
 from rl_core.delta.words import Tensors, dtype_tag, total_bytes, words_of
 from rl_core.errors import BaseMismatch, ObjectExists, ObjectMissing
 from rl_core.store import ObjectStore
 from rl_core.types import VersionRef
 
 SEGMENT_BYTES: Final = 16 << 20  # a segment is closed once it holds this much; it ends below 64 MiB
+_LEAST_SEGMENT_BYTES: Final = 4 << 20
+_SEGMENTS: Final = 64  # of models below 1 GiB segments are smaller, so that two of them are little beside the model
 
 _log = structlog.get_logger(__name__)
 _In = TypeVar("_In")
@@ -50,7 +50,8 @@ _Out = TypeVar("_Out")
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """A version that stands in the store. `bytes` counts segments and manifest; `full_bytes` is the plain weights.
 
-    `adopted`: an earlier publication under the same fence was found complete and taken over.
+    `encode_s` is how long encoding alone takes with the threads that it had. `adopted`: an earlier publication under
+    the same fence was found complete and taken over; nothing was encoded.
     """
 
     manifest_key: str
@@ -60,6 +61,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     changed_elements: int
     elements: int
     seconds: float
+    encode_s: float
     reversible: bool
     adopted: bool = False
 
@@ -74,8 +76,9 @@ class _Job:
     base: Base | None
     old: Tensors
     new: Tensors
-    leaves: dict[str, str]
     threads: int
+    profile: Profile = Profile.SMALL
+    on_segment: OnSegment | None = None
 
     @property
     def kind(self) -> ManifestKind:
@@ -85,15 +88,13 @@ class _Job:
 def publish_snapshot(
     store: ObjectStore, tensors: Tensors, *, key_prefix: str, version: VersionRef, fence: int = 0, threads: int = 1
 ) -> Published:
-    """Publish whole weights under `<key_prefix>/{manifest.json,segments/NNNN}`.
+    """Publish whole weights under `<key_prefix>/{manifest.json,segments/…}`.
 
     Raises: ObjectExists when other content stands under the prefix; StoreUnavailable; ModelError for tensors that
     cannot be shipped.
     """
     started = time.perf_counter()
-    tensors = _contiguous(tensors)
-    leaves = weights_leaves(tensors, threads=threads)
-    job = _Job(key_prefix, version, fence, None, {}, tensors, leaves, threads)
+    job = _Job(key_prefix, version, fence, None, {}, _contiguous(tensors), threads)
     return _publish(store, job, started=started)
 
 
@@ -107,11 +108,15 @@ def publish_delta(
     fence: int,
     threads: int = 1,
     verify_base: bool = True,
+    profile: Profile = Profile.SMALL,
+    on_segment: OnSegment | None = None,
+    key_prefix: str | None = None,
 ) -> Published:
-    """Publish `new` as a difference from `old` under `lineages/<id>/<epoch>-<number>/<fence>/`.
+    """Publish `new` as a difference from `old` under `key_prefix`, by default `lineages/<id>/<epoch>-<number>/<fence>`.
 
     `old` must be the weights that `base` names: its root is computed and compared unless `verify_base` is False (for
-    a caller that has just done it). Neither mapping is changed.
+    a caller that has just done it). `profile` says what to save: bytes or time. `on_segment` is told of each segment
+    once it stands, in order, on a thread of the publisher's. Neither mapping is changed.
     Raises: BaseMismatch; ObjectExists when other content stands under this fence; StoreUnavailable; ModelError.
     """
     started = time.perf_counter()
@@ -123,8 +128,8 @@ def publish_delta(
                 f"the weights to encode against have root {root[:16]}…, not {base.root[:16]}… of {base.version}; "
                 "encode against the last published weights, or publish a snapshot"
             )
-    leaves = weights_leaves(new, threads=threads)
-    job = _Job(version_prefix(version, fence=fence), version, fence, base, old, new, leaves, threads)
+    prefix = key_prefix or version_prefix(version, fence=fence)
+    job = _Job(prefix, version, fence, base, old, new, threads, profile, on_segment)
     return _publish(store, job, started=started)
 
 
@@ -136,10 +141,14 @@ def _publish(store: ObjectStore, job: _Job, *, started: float) -> Published:
     adopted = _standing(store, job, started=started)
     if adopted is not None:
         return adopted
-    manifest = _upload(store, job)
+    with ThreadPoolExecutor(1, thread_name_prefix="leaves") as hasher:
+        leaves = hasher.submit(weights_leaves, job.new, threads=job.threads)
+        manifest, encode_s = _upload(store, job, leaves=leaves)
     data = encode_manifest(manifest)
     created = store.put_or_adopt(manifest_key(job.prefix), data)
-    published = _published(job, manifest, manifest_bytes=len(data), started=started, adopted=not created)
+    published = _published(
+        job, manifest, manifest_bytes=len(data), started=started, encode_s=encode_s, adopted=not created
+    )
     _log.info(
         "weights_published",
         version=manifest.version,
@@ -165,15 +174,17 @@ def _standing(store: ObjectStore, job: _Job, *, started: float) -> Published | N
         job.fence,
         job.kind,
         job.base,
-        root_of_leaves(job.leaves),
+        root_of_leaves(weights_leaves(job.new, threads=job.threads)),
     )
     whole = same and all(store.head(segment.key).size_bytes == segment.size for segment in manifest.segments)
     if not whole:
         raise ObjectExists(f"{key} stands with other content; publish under a new fence or open a new epoch")
-    return _published(job, manifest, manifest_bytes=size, started=started, adopted=True)
+    return _published(job, manifest, manifest_bytes=size, started=started, encode_s=0.0, adopted=True)
 
 
-def _published(job: _Job, manifest: Manifest, *, manifest_bytes: int, started: float, adopted: bool) -> Published:
+def _published(
+    job: _Job, manifest: Manifest, *, manifest_bytes: int, started: float, encode_s: float, adopted: bool
+) -> Published:
     return Published(
         manifest_key=manifest_key(job.prefix),
         root=manifest.root,
@@ -182,6 +193,7 @@ def _published(job: _Job, manifest: Manifest, *, manifest_bytes: int, started: f
         changed_elements=manifest.changed_elements,
         elements=manifest.elements,
         seconds=time.perf_counter() - started,
+        encode_s=encode_s,
         reversible=manifest.reversible,
         adopted=adopted,
     )
@@ -193,47 +205,58 @@ def _patchable(job: _Job, name: str) -> bool:
     return old is not None and old.dtype == new.dtype and old.shape == new.shape
 
 
-def _upload(store: ObjectStore, job: _Job) -> Manifest:
-    table = [
-        TensorEntry(name, dtype_tag(tensor), list(tensor.shape), job.leaves[name]) for name, tensor in job.new.items()
-    ]
-    names = [entry.name for entry in table]
+def _upload(store: ObjectStore, job: _Job, *, leaves: Future[dict[str, str]]) -> tuple[Manifest, float]:
+    """The segments, on their way up as they are filled; what the manifest says of them, and `encode_s`."""
+    names = list(job.new)
     patchable = {name for name in names if _patchable(job, name)}
     plan = plan_frames(
-        (index, f"{entry.dtype}/{entry.name in patchable}", entry.numel, job.new[entry.name].element_size())
-        for index, entry in enumerate(table)
+        (index, f"{dtype_tag(tensor)}/{name in patchable}", tensor.numel(), tensor.element_size())
+        for index, (name, tensor) in enumerate(job.new.items())
     )
-
     new_words = [words_of(job.new[name]) for name in names]
     old_words = [words_of(job.old[name]) if name in patchable else new_words[i] for i, name in enumerate(names)]
 
-    def encode(ranges: list[TensorRange]) -> EncodedFrame:
+    def encode(ranges: list[TensorRange]) -> tuple[EncodedFrame, float]:
+        started = time.perf_counter()
         old = pieces_of(ranges, old_words) if names[ranges[0].tensor] in patchable else None
-        return encode_frame(old=old, new=pieces_of(ranges, new_words))
+        encoded = encode_frame(old=old, new=pieces_of(ranges, new_words), profile=job.profile)
+        return encoded, time.perf_counter() - started
 
-    writer = _SegmentWriter(store, job.prefix)
+    full_bytes = total_bytes(job.new)
+    writer = SegmentWriter(
+        store,
+        job.prefix,
+        segment_bytes=min(SEGMENT_BYTES, max(full_bytes // _SEGMENTS, _LEAST_SEGMENT_BYTES)),
+        on_segment=job.on_segment,
+    )
     frames: list[Frame] = []
+    encode_s = 0.0
     with ThreadPoolExecutor(job.threads) as pool, ThreadPoolExecutor(1) as uploader:
-        for ranges, encoded in zip(plan, _mapped(pool, encode, plan, ahead=2 * job.threads), strict=True):
-            if encoded.mode is FrameMode.RAW or encoded.changes:
+        encoding = _mapped(pool, encode, plan, ahead=2 * job.threads)
+        for ranges, (encoded, taken_s) in zip(plan, encoding, strict=True):
+            encode_s += taken_s / job.threads
+            if encoded.changes or not encoded.mode.sparse:
                 frames.append(writer.append(ranges, encoded, uploader=uploader))
         segments = writer.finish(uploader=uploader)
-    return Manifest(
+    hashed = leaves.result()
+    table = [TensorEntry(name, dtype_tag(tensor), list(tensor.shape), hashed[name]) for name, tensor in job.new.items()]
+    manifest = Manifest(
         version=str(job.version),
         fence=job.fence,
         kind=job.kind,
         base=job.base,
-        root=root_of_leaves(job.leaves),
+        root=root_of_leaves(hashed),
         reversible=job.base is not None
         and set(job.old) == set(names) == patchable
-        and all(frame.mode is FrameMode.GAP_ULP for frame in frames),
-        full_bytes=total_bytes(job.new),
+        and all(frame.mode.sparse for frame in frames),
+        full_bytes=full_bytes,
         changed_elements=sum(frame.changes for frame in frames),
         elements=sum(entry.numel for entry in table),
         tensors=table,
         frames=frames,
         segments=segments,
     )
+    return manifest, encode_s
 
 
 def _mapped(
@@ -245,51 +268,3 @@ def _mapped(
     while waiting:
         yield waiting.pop(0).result()
         waiting.extend(pool.submit(function, item) for item in islice(rest, 1))
-
-
-class _SegmentWriter:
-    """Packs payloads end to end; a full segment goes up in the background, one at a time."""
-
-    def __init__(self, store: ObjectStore, prefix: str) -> None:
-        self._store = store
-        self._prefix = prefix
-        self._buffer = bytearray()
-        self._pending: Future[bool] | None = None
-        self._segments: list[Segment] = []
-
-    def append(self, ranges: list[TensorRange], encoded: EncodedFrame, *, uploader: ThreadPoolExecutor) -> Frame:
-        frame = Frame(
-            ranges=ranges,
-            mode=encoded.mode,
-            segment=len(self._segments),
-            offset=len(self._buffer),
-            size=len(encoded.payload),
-            xxh3=xxhash.xxh3_64_hexdigest(encoded.payload),
-            changes=encoded.changes,
-        )
-        self._buffer += encoded.payload
-        if len(self._buffer) >= SEGMENT_BYTES:
-            self._close(uploader)
-        return frame
-
-    def _close(self, uploader: ThreadPoolExecutor) -> None:
-        data = bytes(self._buffer)
-        self._buffer.clear()
-        key = segment_key(self._prefix, len(self._segments))
-        self._segments.append(Segment(key, len(data), blake3(data).hexdigest()))
-        if self._pending is not None:
-            self._pending.result()
-        self._pending = uploader.submit(self._put, key, data)
-
-    def _put(self, key: str, data: bytes) -> bool:
-        try:
-            return self._store.put_or_adopt(key, data)
-        except ObjectExists as error:
-            raise ObjectExists(f"{key} holds other content; publish under a new fence or open a new epoch") from error
-
-    def finish(self, *, uploader: ThreadPoolExecutor) -> list[Segment]:
-        if self._buffer:
-            self._close(uploader)
-        if self._pending is not None:
-            self._pending.result()
-        return self._segments

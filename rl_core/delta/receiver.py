@@ -1,29 +1,34 @@
-"""A replica brings its weights to a target: fetch, verify base and digests, apply, verify the new root.
+"""A replica brings its weights to a target: fetch, decode, verify, as one pipeline with bounded memory.
 
-Nothing is applied before every byte of a hop is fetched and its digests match. A hop that fails on the way is taken
-back; where even that does not give the old root again, the shadow is `poisoned` and the next reconcile repairs it
-from a snapshot. After a failure in the middle of a chain the shadow stands at the last version that was verified.
+While a segment arrives, the one before it is decoded into the shadow, and tensors that nothing more will touch are
+hashed. A hop that fails on the way is taken back; where that does not give the old root again, the shadow is
+`poisoned`. Where bytes of a hop are gone or damaged and another path leads to the target, that one is taken; a poisoned
+shadow begins from a snapshot. After a failure in the middle of a chain the shadow stands at the last version that was
+verified. It is apart from what serves: nothing that is half-applied is ever served.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 import structlog
 import torch
 import xxhash
-from blake3 import blake3
 
 from rl_core.delta.apply import HopApplication
-from rl_core.delta.manifest import Segment
-from rl_core.delta.path import Hop, HopKind, Target, plan_path
+from rl_core.delta.fetch import Fetched, Origin, SegmentSource
+from rl_core.delta.path import Hop, Target, plan_path
 from rl_core.delta.shadow import ShadowWeights
-from rl_core.errors import BaseMismatch, DigestMismatch
+from rl_core.errors import BaseMismatch, DigestMismatch, ManifestError, ObjectMissing, RlCoreError
 from rl_core.store import ObjectStore
+
+_MOST_FAULTS: Final = 2  # damaged bytes are read once more; then another path is looked for
 
 _log = structlog.get_logger(__name__)
 
@@ -31,14 +36,14 @@ _log = structlog.get_logger(__name__)
 class ReconcilePhase(StrEnum):
     """What a reconcile is at."""
 
-    FETCH = "fetch"
-    DECODE = "decode"
-    VERIFY = "verify"
+    FETCH = "fetch"  # segments arrive, and those that have arrived are decoded
+    DECODE = "decode"  # all of a hop is here
+    VERIFY = "verify"  # everything is decoded; the root is computed
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`hop` counts from 1 to `hops`; bytes are those fetched, of the whole path."""
+    """`hop` counts from 1 to `hops`; bytes are those that are here, of the whole path. Told from several threads."""
 
     phase: ReconcilePhase
     hop: int
@@ -51,8 +56,10 @@ class Progress:
 class Reconciled:
     """What a reconcile did. `changed` holds the shadow's own tensors, in place until the next reconcile: copy to keep.
 
-    `changed` also lists what an earlier reconcile that failed had already moved. Times are wall seconds; fetching
-    overlaps decoding of snapshots, so they need not add up to the whole.
+    `changed` also lists what an earlier reconcile that failed had already moved. `bytes_fetched` came from the store or
+    from peers, of it `bytes_from_peers`, in this update or ahead of it; `bytes_from_spool` were on the disk already.
+    Times are wall seconds; the parts overlap, so they need not add up to the whole: `store_s` is what of `fetch_s` went
+    to reading the store, `verify_s` what was waited for after the last frame.
     """
 
     changed: dict[str, torch.Tensor]
@@ -61,7 +68,10 @@ class Reconciled:
     removed: tuple[str, ...] = ()
     hops: list[Hop] = field(default_factory=list)
     bytes_fetched: int = 0
+    bytes_from_peers: int = 0
+    bytes_from_spool: int = 0
     fetch_s: float = 0.0
+    store_s: float = 0.0
     decode_s: float = 0.0
     verify_s: float = 0.0
 
@@ -71,38 +81,50 @@ def reconcile(
     shadow: ShadowWeights,
     target: Target,
     *,
+    source: SegmentSource | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     threads: int = 1,
 ) -> Reconciled:
     """Bring `shadow` to `target` by the cheapest path and report which tensors changed.
 
+    Manifests are read from `store`, segments through `source` (by default from the store, spooling nothing). `threads`
+    decode, and as many hash.
     Raises: BaseMismatch (no path, or a base that is not these weights), DigestMismatch (retryable: bytes arrived
-    damaged), ManifestError, ObjectMissing, StoreUnavailable. The shadow then stands at a verified version, or is
-    `poisoned`.
+    damaged), ManifestError, ObjectMissing, StoreUnavailable, Interrupted. The shadow then stands at a verified version,
+    or is `poisoned`.
     """
-    path = plan_path(store, shadow, target)
-    result = Reconciled(changed={}, root=target.root, version=target.version, hops=path)
+    result = Reconciled(changed={}, root=target.root, version=target.version)
     before = set(shadow.tensors)
-    total = sum(hop.bytes for hop in path)
-    for number, hop in enumerate(path, 1):
-
-        def report(phase: ReconcilePhase, *, number: int = number) -> None:
-            if on_progress is not None:
-                on_progress(Progress(phase, number, len(path), result.bytes_fetched, total))
-
-        _take_hop(store, shadow, hop, result=result, report=report, threads=threads)
+    source = source or SegmentSource(store)
+    meter = _Meter(on_progress)
+    faults: Counter[str] = Counter()
+    path = plan_path(store, shadow, target)
+    while path:
+        meter.begin(path)
+        try:
+            for hop in path:
+                meter.hop += 1
+                _take_hop(source, shadow, hop, result=result, meter=meter, threads=threads)
+                result.hops.append(hop)
+            break
+        except (ObjectMissing, DigestMismatch) as error:
+            _log.warning("hop_failed", version=target.version, manifest=hop.manifest_key, error=str(error))
+            faults[hop.manifest_key] += 1 if isinstance(error, DigestMismatch) else _MOST_FAULTS
+            path = _another_path(store, shadow, target, faults, after=error)
     if shadow.root != target.root:
         raise BaseMismatch(f"the path to {target.version} ended at another root; ask for the target again")
     shadow.version, shadow.manifest_key = target.version, target.manifest
     result.changed = {name: shadow.tensors[name] for name in sorted(shadow.unreported) if name in shadow.tensors}
     result.removed = tuple(sorted(before - set(shadow.tensors)))
     shadow.unreported.clear()
-    if path:
+    if result.hops:
         _log.info(
             "weights_reconciled",
             version=target.version,
-            hops=len(path),
+            hops=len(result.hops),
             bytes_fetched=result.bytes_fetched,
+            bytes_from_peers=result.bytes_from_peers,
+            bytes_from_spool=result.bytes_from_spool,
             changed_tensors=len(result.changed),
             fetch_s=round(result.fetch_s, 3),
             decode_s=round(result.decode_s, 3),
@@ -111,71 +133,84 @@ def reconcile(
     return result
 
 
+class _Meter:
+    """Counts what arrives and tells of it."""
+
+    def __init__(self, tell: Callable[[Progress], None] | None) -> None:
+        self._tell = tell
+        self._hops = self._total = self._done = self.hop = 0
+        self._lock = threading.Lock()
+
+    def begin(self, path: list[Hop]) -> None:
+        with self._lock:
+            self._hops, self._total = len(path), sum(hop.bytes for hop in path)
+            self._done = self.hop = 0
+
+    def arrived(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+        self.at(ReconcilePhase.FETCH)
+
+    def at(self, phase: ReconcilePhase) -> None:
+        if self._tell is not None:
+            self._tell(Progress(phase, self.hop, self._hops, self._done, self._total))
+
+
+def _another_path(
+    store: ObjectStore, shadow: ShadowWeights, target: Target, faults: Counter[str], *, after: RlCoreError
+) -> list[Hop]:
+    """A path without the manifests whose bytes failed too often.
+
+    Raises: `after` when there is none, or when the shadow is damaged: somebody has to know of that.
+    """
+    if shadow.damaged:
+        raise after
+    without = {key for key, count in faults.items() if count >= _MOST_FAULTS}
+    try:
+        return plan_path(store, shadow, target, without=without)
+    except (BaseMismatch, ManifestError, ObjectMissing) as error:
+        _log.warning("no_other_path", version=target.version, error=str(error))
+        raise after from None
+
+
 def _take_hop(
-    store: ObjectStore,
-    shadow: ShadowWeights,
-    hop: Hop,
-    *,
-    result: Reconciled,
-    report: Callable[[ReconcilePhase], None],
-    threads: int,
+    source: SegmentSource, shadow: ShadowWeights, hop: Hop, *, result: Reconciled, meter: _Meter, threads: int
 ) -> None:
-    application = HopApplication(shadow, hop, threads=threads)
-    report(ReconcilePhase.FETCH)
-    segments = _fetched(store, hop.manifest.segments, result=result, report=report)
-    # A patch is small and is applied in place, so all of it is here and checked first. A snapshot is large and is
-    # built beside the shadow, so its segments pass through one by one.
-    batches: Iterable[list[tuple[int, bytes]]] = (
-        ([pair] for pair in segments) if hop.kind is HopKind.SNAPSHOT else [list(segments)]
-    )
-    with application:
-        for batch in batches:
-            checked = time.perf_counter()
-            payloads = {
-                index: memoryview(data)[frame.offset : frame.offset + frame.size]
-                for number, data in batch
-                for index, frame in enumerate(hop.manifest.frames)
-                if frame.segment == number
-            }
-            for index, payload in payloads.items():
-                if xxhash.xxh3_64_hexdigest(payload) != hop.manifest.frames[index].xxh3:
-                    raise DigestMismatch(f"a frame of {hop.manifest_key} is not what its digest says; fetch it again")
+    manifest = hop.manifest
+    frames_in: defaultdict[int, list[int]] = defaultdict(list)
+    for index, frame in enumerate(manifest.frames):
+        frames_in[frame.segment].append(index)
+    meter.at(ReconcilePhase.FETCH)
+    with HopApplication(shadow, hop, threads=threads) as application:
+        for fetched in source.stream(manifest.segments, on_bytes=meter.arrived):
+            _count(fetched, result)
             decoding = time.perf_counter()
-            result.verify_s += decoding - checked
-            report(ReconcilePhase.DECODE)
-            application.apply(payloads)
+            if fetched.number + 1 == len(manifest.segments):
+                meter.at(ReconcilePhase.DECODE)
+            application.apply(_payloads(hop, frames_in[fetched.number], fetched.data), resident=fetched.resident)
+            del fetched  # or it would be held while more arrives
             result.decode_s += time.perf_counter() - decoding
         verifying = time.perf_counter()
-        report(ReconcilePhase.VERIFY)
+        meter.at(ReconcilePhase.VERIFY)
         application.commit()
         result.verify_s += time.perf_counter() - verifying
 
 
-def _fetched(
-    store: ObjectStore,
-    segments: list[Segment],
-    *,
-    result: Reconciled,
-    report: Callable[[ReconcilePhase], None],
-) -> Iterator[tuple[int, bytes]]:
-    """Segments in order, verified, the next one on its way while one is worked on."""
+def _payloads(hop: Hop, indices: list[int], segment: memoryview) -> dict[int, memoryview]:
+    """A segment's payloads by the index of their frame. Raises: DigestMismatch."""
+    frames = {index: hop.manifest.frames[index] for index in indices}
+    payloads = {index: segment[frame.offset : frame.offset + frame.size] for index, frame in frames.items()}
+    if any(xxhash.xxh3_64_hexdigest(payload) != frames[index].xxh3 for index, payload in payloads.items()):
+        raise DigestMismatch(f"a frame of {hop.manifest_key} is not what its digest says; fetch it again")
+    return payloads
 
-    def fetch(segment: Segment) -> tuple[bytes, float]:
-        started = time.perf_counter()
-        data = store.get(segment.key)
-        if len(data) != segment.size or blake3(data).hexdigest() != segment.blake3:
-            raise DigestMismatch(f"{segment.key} is not what its manifest says; fetch it again or restore it")
-        return data, time.perf_counter() - started
 
-    if not segments:
-        return
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(fetch, segments[0])
-        for number, segment in enumerate(segments):
-            data, seconds = coming.result()
-            if number + 1 < len(segments):
-                coming = pool.submit(fetch, segments[number + 1])
-            result.fetch_s += seconds
-            result.bytes_fetched += segment.size
-            report(ReconcilePhase.FETCH)
-            yield number, data
+def _count(fetched: Fetched, result: Reconciled) -> None:
+    result.fetch_s += fetched.seconds
+    size = fetched.data.nbytes
+    if fetched.origin is Origin.SPOOL:
+        result.bytes_from_spool += size
+    else:
+        result.bytes_fetched += size
+        result.bytes_from_peers += size if fetched.origin is Origin.PEER else 0
+        result.store_s += fetched.seconds if fetched.origin is Origin.STORE else 0.0

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from rl_core.errors import ModelError
 
 Words = NDArray[np.unsignedinteger[Any]]
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
 Tensors = Mapping[str, torch.Tensor]
 
 # safetensors' own tags, so that a manifest speaks the language of Hugging Face checkpoints.

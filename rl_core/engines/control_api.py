@@ -5,35 +5,81 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from rl_core.engines.engine import Engine
 from rl_core.engines.gauges import prometheus_text
 from rl_core.engines.http import json_response, read_body
-from rl_core.engines.protocol import EngineStatus, PauseBody, SlotState, SlotStatus, TargetBody
-from rl_core.engines.reconciler import SlotReconciler
+from rl_core.engines.protocol import AnnounceBody, EngineStatus, PauseBody, SlotState, SlotStatus, TargetBody
+from rl_core.engines.targets import TargetLoop
 from rl_core.errors import RequestRefused
+from rl_core.types import PauseMode
 
 MAX_WAIT_S: Final = 60.0
 _POLL_S: Final = 0.02
+# Of these the largest of all slots is told, not the sum.
+_LARGEST: Final = {"decode_step_median_s", "decode_step_max_s", "last_pause_s", "update_gap_s", "paused"}
+
+
+class SteeredEngine(Protocol):
+    """What the control listener asks of an engine. Calls may wait for it, and are made from threads."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the weight slots."""
+        ...
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the engine was made."""
+        ...
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop generating. Raises: EngineError."""
+        ...
+
+    def resume(self) -> None:
+        """Go on. Raises: EngineError."""
+        ...
+
+    def snapshot(self) -> Mapping[str, Mapping[str, float]]:
+        """Numbers by slot; each slot has the same ones. Raises: EngineError."""
+        ...
 
 
 class ControlApi:
     """Handlers of the control listener."""
 
-    def __init__(self, engine: Engine, reconcilers: dict[str, SlotReconciler], *, name: str) -> None:
+    def __init__(
+        self,
+        engine: SteeredEngine,
+        reconcilers: Mapping[str, TargetLoop],
+        *,
+        name: str,
+        announce: Callable[[AnnounceBody], None] | None = None,
+    ) -> None:
+        """`announce` takes what may be fetched ahead of a target; None where nothing is kept on disk."""
         self._engine = engine
         self._reconcilers = reconcilers
         self._name = name
+        self._announce = announce
 
     async def target(self, request: Request) -> Response:
         """`POST /control/target`: 202 with the status; the work goes on in the background."""
         body = await read_body(request, TargetBody)
         self._reconciler(body.slot).set_target(body)
         return json_response(self._status(), 202)
+
+    async def segments(self, request: Request) -> Response:
+        """`POST /control/segments`: 202; what is fetched ahead is fetched in the background."""
+        body = await read_body(request, AnnounceBody)
+        if self._announce is None:
+            raise RequestRefused("this engine fetches nothing ahead")
+        await asyncio.to_thread(self._announce, body)
+        return json_response({"version": body.version}, 202)
 
     async def version(self, request: Request) -> Response:
         """`GET /control/version?slot=&version=&wait_s=`: waits until it is served, failed, or time is up."""
@@ -53,7 +99,7 @@ class ControlApi:
 
     async def resume(self, _: Request) -> Response:
         """`POST /control/resume`."""
-        self._engine.resume()
+        await asyncio.to_thread(self._engine.resume)
         return json_response({"paused": None})
 
     async def health(self, _: Request) -> Response:
@@ -62,17 +108,18 @@ class ControlApi:
 
     async def metrics(self, _: Request) -> Response:
         """`GET /control/metrics`: sums over slots at the top, each slot's numbers under `slots`."""
-        slots = self._engine.snapshot()
+        slots = await asyncio.to_thread(self._engine.snapshot)
         summed = {key: sum(numbers[key] for numbers in slots.values()) for key in next(iter(slots.values()))}
-        for key in ("decode_step_median_s", "decode_step_max_s", "last_pause_s", "paused"):
+        for key in _LARGEST & summed.keys():
             summed[key] = max(numbers[key] for numbers in slots.values())
         return json_response({"name": self._name, "uptime_s": self._engine.uptime_s, **summed, "slots": slots})
 
     async def prometheus(self, _: Request) -> Response:
         """`GET /metrics`, for Prometheus."""
-        return PlainTextResponse(prometheus_text(self._engine.snapshot(), uptime_s=self._engine.uptime_s))
+        slots = await asyncio.to_thread(self._engine.snapshot)
+        return PlainTextResponse(prometheus_text(slots, uptime_s=self._engine.uptime_s))
 
-    def _reconciler(self, slot: str | None) -> SlotReconciler:
+    def _reconciler(self, slot: str | None) -> TargetLoop:
         if not self._reconcilers:
             raise RequestRefused("this engine was started without --store and takes no targets")
         name = slot or self._engine.slots[0]

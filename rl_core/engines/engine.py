@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rl_core.engines.config import ModelConfig
 from rl_core.engines.linear import choose_dtype
+from rl_core.engines.precedence import Precedence
 from rl_core.engines.protocol import ComputeDtype
 from rl_core.engines.request import ActiveSequence, OnToken, Request, TextCodec
 from rl_core.engines.scheduler import Scheduler, SchedulerLimits
@@ -26,8 +27,6 @@ from rl_core.models.checkpoint import read_checkpoint, read_config
 from rl_core.types import KvMode, PauseMode, VersionRef
 
 DEFAULT_SLOT: Final = "default"
-# What a serving cluster's two slots are called.
-SERVING_SLOTS: Final = ("promoted", "candidate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,10 @@ class Engine:
         weights = WeightSet.build(config, tensors, dtype=choose_dtype(dtype, stored))
         self.dtype = weights.dtype
         limits = limits or SchedulerLimits()
-        self._slots = {name: Scheduler(name, weights, codec=codec, limits=limits) for name in slots}
+        precedence = Precedence()
+        self._slots = {
+            name: Scheduler(name, weights, codec=codec, limits=limits, precedence=precedence) for name in slots
+        }
 
     @classmethod
     def load(
@@ -108,9 +110,17 @@ class Engine:
             weights = scheduler.weights.derive(changed)
         return Staged(scheduler.name, weights, len(changed), time.perf_counter() - started)
 
+    def update_begins(self, *, slot: str | None = None) -> None:
+        """An update of the slot is being prepared: from now on its gauges watch what decoding feels of it."""
+        self._scheduler(slot).gauges.update_begins()
+
     def commit(self, staged: Staged, *, version: VersionRef | None, kv: KvMode = KvMode.KEEP) -> float:
         """Flip to staged weights between two decode steps; seconds the flip took."""
-        return self._scheduler(staged.slot).commit(staged.weights, version=version, kv=kv)
+        scheduler = self._scheduler(staged.slot)
+        before = scheduler.weights  # held here, so that freeing them is not the decode thread's work
+        pause_s = scheduler.commit(staged.weights, version=version, kv=kv)
+        del before
+        return pause_s
 
     def relabel(self, version: VersionRef | None, *, slot: str | None = None) -> None:
         """Give the weights that serve now the name of a version that has the same root."""

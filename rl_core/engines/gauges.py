@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+_STEPS_AFTER_SWAP: Final = 2
 
 
 @dataclass(slots=True)
@@ -24,6 +28,29 @@ class Gauges:
     faults_total: int = 0
     last_pause_s: float = 0.0
     step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=512))
+    update_gap_s: float = 0.0
+    _watched_steps: float = 0
+    _stepped_at: float | None = None
+
+    def stepped(self, seconds: float, *, more: bool) -> None:
+        """A decode step has ended that took so long; `more`: sequences still run."""
+        self.decode_steps_total += 1
+        self.step_times_s.append(seconds)
+        now = time.perf_counter()
+        if self._watched_steps > 0 and self._stepped_at is not None:
+            self.update_gap_s = max(self.update_gap_s, now - self._stepped_at)
+            self._watched_steps -= 1
+        self._stepped_at = now if more else None
+
+    def update_begins(self) -> None:
+        """From now on the longest time between the ends of two decode steps is kept, until soon after the swap."""
+        self.update_gap_s, self._watched_steps = 0.0, math.inf
+
+    def swapped(self, pause_s: float) -> None:
+        """The flip has happened, and took so long."""
+        self.swaps_total += 1
+        self.last_pause_s = pause_s
+        self._watched_steps = _STEPS_AFTER_SWAP
 
     def snapshot(self) -> dict[str, float]:
         """Flat numbers, step times as median and largest of the last 512."""
@@ -41,6 +68,7 @@ class Gauges:
             "swaps_total": self.swaps_total,
             "faults_total": self.faults_total,
             "last_pause_s": self.last_pause_s,
+            "update_gap_s": self.update_gap_s,
         }
 
 

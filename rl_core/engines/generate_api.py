@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 from starlette.requests import Request
@@ -44,6 +44,7 @@ class GenerateApi:
             exact_version=parse_version(body.exact_version),
             routes=body.return_routes,
             tops=body.top_logprobs if body.stream else 0,
+            background=body.background,
         )
         if body.stream:
             return self._stream(wanted, slot=body.slot)
@@ -69,7 +70,7 @@ class GenerateApi:
         return EventStream(_events(sequence, feed), closed=closed, headers={})
 
 
-async def _events(sequence: ActiveSequence, feed: TokenFeed) -> AsyncIterator[GenerateEvent]:
+async def _events(sequence: ActiveSequence, feed: TokenFeed) -> AsyncGenerator[GenerateEvent, None]:
     named, place = "", 0
     while (token := (await feed.get()).token) is not None:
         version = _version_of(sequence, place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
@@ -94,26 +94,28 @@ async def on_disconnect(_: Request, __: Exception) -> Response:
 
 
 class BearerAuth:
-    """Lets only calls through that carry the token. `public` paths need none."""
+    """Lets only calls through that carry the token, or that of the paths that begin so."""
 
-    def __init__(self, app: ASGIApp, token: str, public: frozenset[str] = frozenset()) -> None:
+    def __init__(self, app: ASGIApp, token: str, by_prefix: Mapping[str, str] | None = None) -> None:
         self._app = app
         self._expected = f"bearer {token}".encode()
-        self._public = public
+        self._by_prefix = {prefix: f"bearer {own}".encode() for prefix, own in (by_prefix or {}).items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401, or pass the call on."""
-        if scope["type"] == "http" and scope["path"] not in self._public and not self._carries_token(scope):
+        if scope["type"] == "http" and not self._carries_token(scope):
             refusal = error_response(401, message="send the engine's token as a bearer token", code="unauthorized")
             await refusal(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _carries_token(self, scope: Scope) -> bool:
+        own = (token for prefix, token in self._by_prefix.items() if scope["path"].startswith(prefix))
+        expected = next(own, self._expected)
         for name, value in scope["headers"]:
             if name == b"authorization":
                 scheme, _, token = value.partition(b" ")
-                return hmac.compare_digest(scheme.lower() + b" " + token.strip(), self._expected)
+                return hmac.compare_digest(scheme.lower() + b" " + token.strip(), expected)
         return False
 
 

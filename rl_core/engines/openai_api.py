@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -143,7 +143,7 @@ class OpenAiApi:
             if not sequence.future.done():
                 self._engine.abort(sequence, slot=job.slot)
 
-    async def _events(self, job: _Job, sequences: list[ActiveSequence], feed: TokenFeed) -> AsyncIterator[Any]:
+    async def _events(self, job: _Job, sequences: list[ActiveSequence], feed: TokenFeed) -> AsyncGenerator[Any, None]:
         texts = [TextStream(self._tokenizer, job.body.stops) for _ in sequences]
         for choice in range(len(sequences)):
             if (opening := job.shape.opening(choice)) is not None:

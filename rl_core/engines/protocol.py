@@ -7,6 +7,7 @@ clients expect; known ones that it cannot honour are refused, never silently dro
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ EVENTS_TYPE: Final = "text/event-stream"
 MAX_CHOICES: Final = 64
 MAX_STOPS: Final = 16
 MAX_TOP_LOGPROBS: Final = 20
+_HEX64: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class ComputeDtype(StrEnum):
@@ -38,11 +40,21 @@ class SlotState(StrEnum):
     POISONED = "poisoned"  # the copy that deltas apply to is damaged; the next target repairs it from a snapshot
 
 
+class UpdatePhase(StrEnum):
+    """What an update of a slot is at."""
+
+    FETCH = "fetch"  # bytes arrive, and what has arrived is checked and decoded
+    DECODE = "decode"  # everything is here
+    VERIFY = "verify"  # the root of what came out
+    STAGE = "stage"  # the engine prepares its own form of the weights
+
+
 class GenerateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/generate`: token in, token out. `session` names the caller's session in logs; reuse needs no hint.
 
     With `stream` the answer is server-sent events: one `TokenEvent` for each token, an `EndEvent` (or a `FaultEvent`),
-    then `[DONE]`. `top_logprobs` likely alternatives come with each token of a stream.
+    then `[DONE]`. `top_logprobs` likely alternatives come with each token of a stream. What is in the
+    `background` gives way to what is not, in every slot of the engine: rollouts where users are answered too.
     """
 
     prompt_token_ids: list[int]
@@ -54,6 +66,7 @@ class GenerateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     session: str | None = None
     stream: bool = False
     top_logprobs: int = 0
+    background: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
@@ -208,17 +221,61 @@ class CompletionBody(OpenAiBody, kw_only=True):
 
 
 class TargetBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /control/target`: the version that a slot shall serve."""
+    """`POST /control/target`: the version that a slot shall serve.
+
+    `deltas` are keys of further manifests that lead towards it (skip-deltas); the cheapest path by bytes is taken.
+    `peers` are inference URLs of replicas of the same cluster that may hold segments already; nothing that they send
+    is believed unchecked. `limit_bytes_s` bounds what this replica reads from the store a second.
+    With `repair` nothing that the replica holds is believed: everything comes from a snapshot.
+    """
 
     version: str
     root: str
     manifest: str
     snapshot: str | None = None
+    deltas: list[str] = []
+    peers: list[str] = []
+    limit_bytes_s: float | None = None
+    repair: bool = False
     slot: str | None = None
     kv: KvMode = KvMode.KEEP
 
     def __post_init__(self) -> None:
         VersionRef.parse(self.version)
+        if self.limit_bytes_s is not None and not self.limit_bytes_s > 0:
+            raise SpecError("limit_bytes_s must be more than 0; leave it out for no limit")
+
+
+class SegmentRef(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """A stored object of `size` bytes, whose blake3 is 64 hex digits."""
+
+    key: str
+    size: int
+    blake3: str
+
+    def __post_init__(self) -> None:
+        if self.size <= 0 or not _HEX64.fullmatch(self.blake3):
+            raise SpecError(f"segment {self.key} has a size below 1 or a blake3 that is not 64 hex digits")
+
+
+class AnnounceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /control/segments`: segments that stand of a version which the attempt with `fence` is publishing.
+
+    The engine may bring them into its spool; nothing is applied before it is given a target. `peers` and
+    `limit_bytes_s` are as in a target. `withdrawn`: the attempt will not commit, and what was brought may go.
+    """
+
+    version: str
+    fence: int
+    segments: list[SegmentRef] = []
+    peers: list[str] = []
+    limit_bytes_s: float | None = None
+    withdrawn: bool = False
+
+    def __post_init__(self) -> None:
+        VersionRef.parse(self.version)
+        if self.limit_bytes_s is not None and not self.limit_bytes_s > 0:
+            raise SpecError("limit_bytes_s must be more than 0; leave it out for no limit")
 
 
 class PauseBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -228,11 +285,13 @@ class PauseBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What the last update of a slot took."""
+    """What the last update of a slot took. `store_s` is what of `fetch_s` went to reading the store."""
 
     bytes_fetched: int
+    bytes_from_peers: int = 0
     hops: int
     fetch_s: float
+    store_s: float = 0.0
     decode_s: float
     verify_s: float
     stage_s: float
@@ -240,8 +299,18 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
     changed_tensors: int
 
 
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far an update has come. Bytes are fetched ones of the whole path; `remaining_s` None: not known yet."""
+
+    phase: UpdatePhase
+    done_bytes: int
+    total_bytes: int
+    bytes_per_s: float
+    remaining_s: float | None = None
+
+
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slot serves, and where it stands with the target it was given last."""
+    """What a slot serves, and where it stands with the target it was given last. `progress`: while it reconciles."""
 
     version: str | None
     root: str
@@ -250,6 +319,7 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     error_code: str | None = None
     update: UpdateStats | None = None
+    progress: Progress | None = None
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,7 @@ class Request:
     exact_version: VersionRef | None = None
     routes: bool = False
     tops: int = 0
+    background: bool = False
 
     def accepts(self, version: VersionRef | None) -> bool:
         """Whether tokens of `version` may answer this request."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -18,16 +17,19 @@ from typing import Final, TypeVar
 
 from rl_core.engines.batch import Batch
 from rl_core.engines.gauges import Gauges
+from rl_core.engines.precedence import Precedence
 from rl_core.engines.request import ActiveSequence, OnToken, Request, TextCodec
 from rl_core.engines.sampling import Sampled
 from rl_core.engines.stops import StopMatcher
+from rl_core.engines.waiting import Waiting
 from rl_core.engines.weights import WeightSet
-from rl_core.errors import EngineBusy, EngineError, RequestRefused, VersionUnavailable
+from rl_core.errors import EngineError, RequestRefused, VersionUnavailable
 from rl_core.types import FinishReason, KvMode, PauseMode, VersionRef
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _UNDERFULL_CHUNKS: Final = 4
+_DRAINED_AGAIN_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class SchedulerLimits:
     """Sizes of a scheduler.
 
     `prefill_chunk` tokens are prefilled between decode steps; four times as many while more sequences wait than run.
+    A swap waits `drain_s` seconds at most for requests that the next version may not answer; those that are left fail.
     """
 
     max_seqs: int = 32
@@ -42,23 +45,35 @@ class SchedulerLimits:
     retained: int = 32
     max_waiting: int = 256
     prefill_chunk: int = 64
+    drain_s: float = 10.0
 
 
 class Scheduler:
     """Generates with one set of weights at a time. All public methods may be called from any thread."""
 
-    def __init__(self, name: str, weights: WeightSet, *, codec: TextCodec, limits: SchedulerLimits) -> None:
+    def __init__(
+        self,
+        name: str,
+        weights: WeightSet,
+        *,
+        codec: TextCodec,
+        limits: SchedulerLimits,
+        precedence: Precedence | None = None,
+    ) -> None:
+        """`precedence` is what the slots of one engine share, so that users go before rollouts."""
         self.name = name
+        self._precedence = precedence or Precedence()
         self.limits = limits
         self.gauges = Gauges()
         self.version: VersionRef | None = None
         self._codec = codec
         self._batch = Batch(weights, max_seqs=limits.max_seqs, max_len=limits.max_len, retained=limits.retained)
         self._wake = threading.Condition()
-        self._waiting: deque[ActiveSequence] = deque()
+        self._waiting = Waiting(limits.max_waiting)
         self._commands: list[Callable[[], None]] = []
         self._paused: PauseMode | None = None
         self._closing = False
+        self._successors: list[VersionRef | None] = []
         self._serial = 0
         self._thread = threading.Thread(target=self._loop, name=f"decode-{name}", daemon=True)
         self._thread.start()
@@ -84,13 +99,14 @@ class Scheduler:
         with self._wake:
             if self._closing:
                 raise EngineError("the engine is stopping")
-            if not request.accepts(self.version):
+            if not all(request.accepts(version) for version in (self.version, *self._successors)):
                 raise VersionUnavailable(self._unavailable(request))
-            if len(self._waiting) >= self.limits.max_waiting:
-                raise EngineBusy(f"{len(self._waiting)} requests are waiting; try again in a moment")
+            self._waiting.check_room(request)
             self._serial += 1
             sequence = ActiveSequence(request, self._serial, limit, matcher, on_token)
-            self._waiting.append(sequence)
+            self._waiting.add(sequence)
+            if not request.background:
+                self._precedence.enter(sequence.future)
             self.gauges.requests_total += 1
             self._wake.notify()
         return sequence
@@ -102,8 +118,18 @@ class Scheduler:
             self._wake.notify()
 
     def commit(self, weights: WeightSet | None, *, version: VersionRef | None, kv: KvMode) -> float:
-        """Flip to `weights` (None: the same ones under another name) between two steps; seconds the flip took."""
-        return self._call(lambda: self._commit(weights, version, kv))
+        """Flip to `weights` (None: the same ones under another name) between two steps; seconds the flip took.
+
+        What `version` may not answer is taken no more, and what is in flight of it may finish first (see `drain_s`).
+        """
+        with self._wake:
+            self._successors.append(version)
+        try:
+            self._drain(version)
+            return self._call(lambda: self._commit(weights, version, kv))
+        finally:
+            with self._wake:
+                self._successors.remove(version)
 
     def pause(self, mode: PauseMode) -> None:
         """Stop generating. WAIT returns when what was running has finished, the other modes at once."""
@@ -147,9 +173,19 @@ class Scheduler:
         if min(request.prompt) < 0 or max(request.prompt) >= vocab:
             raise RequestRefused(f"prompt token ids must be in [0, {vocab})")
 
+    def _drain(self, version: VersionRef | None) -> None:
+        deadline = time.monotonic() + self.limits.drain_s
+        while time.monotonic() < deadline and self._call(lambda: self._stepping() and bool(self._outdated(version))):
+            time.sleep(_DRAINED_AGAIN_S)
+
+    def _outdated(self, version: VersionRef | None) -> list[ActiveSequence]:
+        """What is in flight that `version` may not answer."""
+        return [sequence for sequence in self._in_flight() if not sequence.request.accepts(version)]
+
     def _unavailable(self, request: Request) -> str:
         wanted = request.exact_version or request.min_version
-        return f"version {wanted} is wanted; slot {self.name} serves {self.version or 'no version yet'}"
+        serves = " and then ".join(str(version or "no version yet") for version in (self.version, *self._successors))
+        return f"version {wanted} is wanted; slot {self.name} serves {serves}"
 
     def _call(self, command: Callable[[], _T]) -> _T:
         """Run a command on the decode thread between two steps."""
@@ -182,6 +218,8 @@ class Scheduler:
             try:
                 self._sweep()
                 if self._stepping():
+                    if all(sequence.request.background for sequence in self._in_flight()):
+                        self._precedence.give_way(lambda: self._closing or bool(self._commands))
                     self._step()
             except Exception as error:
                 log.exception("decode_fault slot=%s", self.name)
@@ -201,7 +239,7 @@ class Scheduler:
         if not self._waiting:
             return False
         # A pause that waits lets go on what had begun: sequences that a swap sent back have begun.
-        return self._paused is None or self._waiting[0].sampled > 0
+        return self._paused is None or self._waiting.first.sampled > 0
 
     def _in_flight(self) -> list[ActiveSequence]:
         return [*self._batch.members, *self._waiting]
@@ -223,7 +261,7 @@ class Scheduler:
             with self._wake:
                 if not self._admissible():
                     return
-                sequence = self._waiting.popleft()
+                sequence = self._waiting.take()
             cached = self._batch.admit(sequence)
             if sequence.cached < 0:
                 sequence.cached = cached
@@ -243,8 +281,6 @@ class Scheduler:
 
     def _decode(self) -> None:
         results, seconds = self._batch.decode()
-        self.gauges.step_times_s.append(seconds)
-        self.gauges.decode_steps_total += 1
         self.gauges.generated_tokens_total += len(results)
         version = str(self.version) if self.version else ""
         ended: list[tuple[int, FinishReason]] = []
@@ -256,6 +292,7 @@ class Scheduler:
                 _notify(sequence, sequence.on_token, result)
         for row, reason in reversed(ended):
             self._finish(self._batch.release(row), reason)
+        self.gauges.stepped(seconds, more=bool(self._batch.members))
 
     def _finish(self, sequence: ActiveSequence, reason: FinishReason) -> None:
         if reason is FinishReason.ABORT:
@@ -273,9 +310,7 @@ class Scheduler:
             self._batch.prefilling = None
             self._finish(sequence, FinishReason.ABORT)
         with self._wake:
-            gone = [s for s in self._waiting if s.aborted]
-            for sequence in gone:
-                self._waiting.remove(sequence)
+            gone = self._waiting.take_aborted()
         for sequence in gone:
             self._finish(sequence, FinishReason.ABORT)
 
@@ -296,18 +331,16 @@ class Scheduler:
         if weights is not None:
             back = self._batch.swap(weights, recompute=kv is KvMode.RECOMPUTE)
             with self._wake:
-                self._waiting.extendleft(reversed(back))
-            self.gauges.swaps_total += 1
-            self.gauges.last_pause_s = time.perf_counter() - started
+                self._waiting.put_back(back)
+            self.gauges.swapped(time.perf_counter() - started)
         self._refuse_outdated()
         return time.perf_counter() - started
 
     def _refuse_outdated(self) -> None:
         """Fail what may not be answered by the version that serves from now on."""
-        for sequence in self._in_flight():
-            if not sequence.request.accepts(self.version):
-                sequence.aborted = True
-                _fail(sequence, VersionUnavailable(self._unavailable(sequence.request)))
+        for sequence in self._outdated(self.version):
+            sequence.aborted = True
+            _fail(sequence, VersionUnavailable(self._unavailable(sequence.request)))
 
     def _fault(self, error: EngineError) -> None:
         """Fail everything in flight after a bug or a lack of memory; the next requests start clean."""

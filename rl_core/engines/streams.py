@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # How many tokens of context a decoder needs so that the text of the next one is right.
 _CONTEXT_TOKENS: Final = 8
 _PARTIAL: Final = "\ufffd"
+LAST_EVENT: Final = b"data: [DONE]\n\n"
 
 
 class StreamEvent(NamedTuple):
@@ -101,18 +103,19 @@ class TextStream:
         return piece
 
 
-class EventStream(Response):
-    """Sends events as they come. `closed` is called when the stream ends, also when its reader left."""
+class ByteStream(Response):
+    """Sends server-sent events as they come. `closed` is called when the stream ends, also when its reader left."""
 
-    def __init__(self, events: AsyncIterator[Any], *, closed: Callable[[], None], headers: dict[str, str]) -> None:
+    def __init__(
+        self, chunks: AsyncGenerator[bytes, None], *, closed: Callable[[], None], headers: dict[str, str]
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", **headers}, media_type="text/event-stream")
         del self.headers["content-length"]
-        self._events = events
+        self._chunks = chunks
         self._closed = closed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the stream."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         sending = asyncio.ensure_future(self._send(send))
         gone = asyncio.ensure_future(disconnected(receive))
         try:
@@ -126,7 +129,29 @@ class EventStream(Response):
             sending.result()
 
     async def _send(self, send: Send) -> None:
-        async for event in self._events:
-            chunk = b"data: " + msgspec.json.encode(event) + b"\n\n"
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+        async with aclosing(self._chunks) as chunks:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class EventStream(ByteStream):
+    """Encodes what it sends."""
+
+    def __init__(
+        self, events: AsyncGenerator[Any, None], *, closed: Callable[[], None], headers: dict[str, str]
+    ) -> None:
+        super().__init__(_encoded(events), closed=closed, headers=headers)
+
+
+async def _encoded(events: AsyncGenerator[Any, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
+        async for event in events:
+            yield encode_event(event)
+    yield LAST_EVENT
+
+
+def encode_event(event: Any) -> bytes:
+    """One event, of a value that msgspec can encode."""
+    return b"data: " + msgspec.json.encode(event) + b"\n\n"

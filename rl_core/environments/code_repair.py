@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from rl_core.environments.bugs import HELDOUT_BUGS, TRAIN_BUGS, Bug
+from rl_core.environments.candidates import RUN, SYNTAX, open_world
 from rl_core.environments.criteria import CriterionKind
+from rl_core.environments.criteria.oracles import read_cases
 from rl_core.environments.environment import Environment
-from rl_core.environments.oracle import Case, judge_cases
+from rl_core.environments.oracle import judge_cases
+from rl_core.environments.proof import Proof, prove
 from rl_core.environments.reward import Criterion, Rubric, Tier
 from rl_core.environments.tasks import Task, TaskSet
-from rl_core.environments.tool_syntax import ToolSyntax
-from rl_core.environments.world import SandboxWorld, ToolResult, World
-from rl_core.errors import SandboxRefused
 from rl_core.sandbox.protocol import Sandbox
 from rl_core.types import Message, Role, SamplingParams, Split
 
@@ -36,8 +36,6 @@ _EXAMPLES = (
         ),
     ),
 )
-
-RUN = ToolSyntax(name="run", open="<run>", close="</run>", complaint="Error: write <run>CODE</run>")
 
 RUBRIC = Rubric(
     slug=SLUG,
@@ -63,6 +61,13 @@ RUBRIC = Rubric(
             weight=0.8,
             tier=Tier.ESSENTIAL,
             params={"later": 0.625},
+        ),
+        Criterion(
+            key="test_gap",
+            text="How much more of the visible tests passes than of the hidden ones (watched)",
+            kind=CriterionKind.TEST_GAP,
+            weight=0.0,
+            tier=Tier.PITFALL,
         ),
     ),
 )
@@ -92,26 +97,17 @@ def demonstration(task: Task) -> list[str]:
     return [f"<run>{task.reference['solution']}</run>"]
 
 
-async def run_candidate(sandbox: Sandbox, task: Task, code: str) -> ToolResult:
-    """The tool: PASS, or what the candidate gave on the visible call. Raises: WorldError."""
-    visible = task.reference["visible"]
-    report = await judge_cases(
-        sandbox,
-        code=code,
-        function=str(task.reference["function"]),
-        cases=[Case(tuple(visible["args"]), visible["result"])],
-    )
-    text = "PASS" if report.passed else report.first_failure
-    return ToolResult(text=text, ok=report.passed, solved=report.passed, artifacts={"candidate": code})
+async def proof(sandbox: Sandbox, task: Task) -> Proof:
+    """The visible test fails before the fix; it and the hidden tests pass with the solution. Raises: WorldError."""
+    shown, hidden = (read_cases(task.id, task.reference[name]) for name in ("visible", "hidden"))
+    function = str(task.reference["function"])
 
+    async def run(solved: bool) -> bool:
+        code = str(task.reference["solution"] if solved else task.input["code"])
+        cases = [*shown, *hidden] if solved else shown
+        return (await judge_cases(sandbox, code=code, function=function, cases=cases)).passed
 
-def open_world(sandbox: Sandbox | None) -> World:
-    """A world whose tool runs code through sandboxd. Raises: SandboxRefused without one."""
-    if sandbox is None:
-        raise SandboxRefused(
-            "code-repair runs model-written code and needs sandboxd; start it with `python -m rl_core.sandbox`"
-        )
-    return SandboxWorld(sandbox, {RUN.name: run_candidate})
+    return await prove(run)
 
 
 def _task(split: Split, bug: Bug) -> Task:
@@ -141,7 +137,8 @@ ENVIRONMENT = Environment(
     slug=SLUG,
     title="Code repair",
     description="One-line functions with a bug, repaired with a tool that runs the candidate in a sandbox.",
-    tool=RUN,
+    tools=(RUN,),
+    syntax=SYNTAX,
     tool_role=TOOL_ROLE,
     needs_sandbox=True,
     rubric=RUBRIC,
@@ -151,4 +148,5 @@ ENVIRONMENT = Environment(
     open_world=open_world,
     build_task_set=build_task_set,
     demonstration=demonstration,
+    proof=proof,
 )

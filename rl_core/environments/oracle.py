@@ -7,6 +7,7 @@ early exit or spoofed output can at most fail. Every id must come back exactly o
 
 from __future__ import annotations
 
+import ast
 import json
 import secrets
 from typing import Any
@@ -27,6 +28,14 @@ import json, os, sys
 job = json.loads(sys.stdin.buffer.read())
 channel = os.dup(1)
 os.dup2(2, 1)
+
+def build(tree):
+    if type(tree) is not list:
+        return tree
+    kind, items = tree
+    if kind == "dict":
+        return {build(k): build(v) for k, v in items}
+    return {"list": list, "tuple": tuple}[kind](map(build, items))
 
 def plain(value, depth=0):
     kind = type(value)
@@ -55,7 +64,7 @@ except BaseException as error:
 else:
     for case in job["cases"]:
         try:
-            value = function(*case["args"])
+            value = function(*map(build, case["args"]))
             answers.append({"id": case["id"], "value": plain(value), "shown": repr(value)[:200]})
         except BaseException as error:
             answers.append({"id": case["id"], "error": describe(error)[:200]})
@@ -64,43 +73,62 @@ os.write(channel, json.dumps(answers).encode())
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One test: arguments and the result that only the parent knows. Both are plain JSON values."""
+    """One test: arguments and the result that only the parent knows, both of plain values (JSON's, and tuples).
+
+    A `strict` result must be equal in value and in type: 1 is neither True nor 1.0. Else it is what Python takes as
+    equal, or a number within `tolerance`.
+    """
 
     args: tuple[Any, ...]
     result: Any
+    strict: bool = True
+    tolerance: float = 0.0
+
+    @classmethod
+    def of_literals(cls, args: str, result: str, *, tolerance: float = 0.0) -> Case:
+        """A case as Python wrote it down: `(1, [2])` and `3`. Raises: ValueError."""
+        try:
+            return cls(tuple(ast.literal_eval(args)), ast.literal_eval(result), strict=False, tolerance=tolerance)
+        except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
+            raise ValueError(f"not a case: {error}") from error
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Whether every case passed; if not, what the first failing one gave, bounded, safe to show."""
+    """Which cases passed, in their order; what the first failing one gave, bounded, safe to show."""
 
-    passed: bool
+    correct: tuple[bool, ...]
     first_failure: str = ""
 
+    @property
+    def passed(self) -> bool:
+        """Whether every case passed."""
+        return all(self.correct)
 
-async def judge_cases(sandbox: Sandbox, *, code: str, function: str, cases: list[Case]) -> Report:
+
+async def judge_cases(
+    sandbox: Sandbox, *, code: str, function: str, cases: list[Case], limits: RunLimits = ORACLE_LIMITS
+) -> Report:
     """Run a candidate on every case in one fresh sandbox and judge its answers outside.
 
     Raises: WorldError when the sandbox failed; whatever the candidate did is a report.
     """
+    none = (False,) * len(cases)
     if len(code) > MAX_CODE_CHARS:
-        return Report(False, f"code longer than {MAX_CODE_CHARS} characters")
+        return Report(none, f"code longer than {MAX_CODE_CHARS} characters")
     ids = [secrets.token_hex(8) for _ in cases]
     # Shuffled by their random ids: a candidate cannot know a case by its place either.
     order = sorted(range(len(cases)), key=ids.__getitem__)
     job = {
         "code": code,
         "function": function,
-        "cases": [{"id": ids[i], "args": list(cases[i].args)} for i in order],
+        "cases": [{"id": ids[i], "args": [_tagged(arg) for arg in cases[i].args]} for i in order],
     }
-    result = await sandbox.run(code=_CHILD, stdin=json.dumps(job).encode(), limits=ORACLE_LIMITS)
+    result = await sandbox.run(code=_CHILD, stdin=json.dumps(job).encode(), limits=limits)
     answers = _answers(result, set(ids))
     if isinstance(answers, str):
-        return Report(False, answers)
-    for case, case_id in zip(cases, ids, strict=True):
-        failure = _compare(function, case, answers[case_id])
-        if failure:
-            return Report(False, failure)
-    return Report(True)
+        return Report(none, answers)
+    failures = [_compare(function, case, answers[case_id]) for case, case_id in zip(cases, ids, strict=True)]
+    return Report(tuple(not failure for failure in failures), next(filter(None, failures), ""))
 
 
 def _answers(result: RunResult, ids: set[str]) -> dict[str, dict[str, Any]] | str:
@@ -133,20 +161,41 @@ def _compare(function: str, case: Case, answer: dict[str, Any]) -> str:
         return _one_line(error)
     if "value" not in answer:
         return "the process ended early"
-    if _same(answer["value"], _tagged(case.result)):
+    if _right(answer["value"], case):
         return ""
     return _one_line(f"{function}({shown_args}) gave {answer.get('shown')}")
 
 
+def _right(given: Any, case: Case) -> bool:
+    if case.strict:
+        return _same(given, _tagged(case.result))
+    try:
+        value = _built(given)
+        near = isinstance(value, (int, float)) and abs(value - case.result) <= case.tolerance
+        return bool(value == case.result) or (case.tolerance > 0 and near)
+    except (TypeError, ValueError, KeyError, OverflowError, RecursionError):
+        return False
+
+
+def _built(tree: Any) -> Any:
+    """A value from the child's notation. Raises: ValueError, TypeError, KeyError for what is none."""
+    if not isinstance(tree, list):
+        return tree
+    kind, items = tree
+    if kind == "dict":
+        return {_built(key): _built(value) for key, value in items}
+    return {"list": list, "tuple": tuple}[kind](_built(item) for item in items)
+
+
 def _tagged(value: Any) -> Any:
-    """The expected value in the child's notation. Raises: WorldError for what a task set cannot hold."""
-    if isinstance(value, list):
-        return ["list", [_tagged(item) for item in value]]
+    """A value in the child's notation. Raises: WorldError for what a task set cannot hold."""
+    if isinstance(value, (list, tuple)):
+        return [type(value).__name__, [_tagged(item) for item in value]]
     if isinstance(value, dict):
-        return ["dict", [[key, _tagged(item)] for key, item in value.items()]]
+        return ["dict", [[_tagged(key), _tagged(item)] for key, item in value.items()]]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise WorldError(f"an expected result of type {type(value).__name__} is not JSON")
+    raise WorldError(f"a value of type {type(value).__name__} is not JSON, nor a tuple")
 
 
 def _same(given: Any, expected: Any) -> bool:

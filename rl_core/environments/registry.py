@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from rl_core.environments import code_repair, short_replies, word_problems
+from rl_core.environments import bug_repair, code_repair, human_eval, short_replies, stockroom, word_problems
 from rl_core.environments.environment import Environment
 
 ENVIRONMENTS: dict[str, Environment] = {
     environment.slug: environment
-    for environment in (word_problems.ENVIRONMENT, code_repair.ENVIRONMENT, short_replies.ENVIRONMENT)
+    for environment in (
+        word_problems.ENVIRONMENT,
+        stockroom.ENVIRONMENT,
+        code_repair.ENVIRONMENT,
+        human_eval.ENVIRONMENT,
+        bug_repair.ENVIRONMENT,
+        short_replies.ENVIRONMENT,
+    )
 }

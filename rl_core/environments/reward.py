@@ -7,14 +7,15 @@ error of its criterion, never a score, and a reward is refused while any criteri
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 import msgspec
-import regex
 from blake3 import blake3
 
-from rl_core.environments.criteria import CRITERIA, CriterionKind, Graded, grading_failed
+from rl_core.environments.criteria import CRITERIA, WATCHED, CriterionKind, Graded, Outside
 from rl_core.environments.tasks import Task
 from rl_core.errors import EnvironmentFault, SpecError
 from rl_core.sandbox.protocol import Sandbox
@@ -48,11 +49,12 @@ class Criterion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise SpecError(f"criterion key {self.key[:40]!r} must be lower-case letters, digits and _")
         if not 0 <= self.weight <= 1000:
             raise SpecError(f"criterion {self.key}: weight must be in [0, 1000], not {self.weight}")
+        if self.weight and self.kind in WATCHED:
+            raise SpecError(f"criterion {self.key}: {self.kind} is watched, never rewarded; give it the weight 0")
         try:
-            params = msgspec.convert(self.params, CRITERIA[self.kind].params)
-        except msgspec.ValidationError as error:
+            msgspec.convert(self.params, CRITERIA[self.kind].params)
+        except (msgspec.ValidationError, SpecError) as error:
             raise SpecError(f"criterion {self.key}: {error}") from error
-        _check_pattern(self.key, getattr(params, "pattern", ""))
 
 
 class Rubric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,12 +83,16 @@ class Rubric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class CriterionScore(msgspec.Struct, frozen=True, kw_only=True):
-    """One criterion's outcome: a value in [0, 1] with its reason, or the error of its grader."""
+    """One criterion's outcome: a value in [0, 1] with its reason, or the error of its grader.
+
+    `retryable` says of an error whether grading again may help.
+    """
 
     key: str
     value: float | None
     reason: str
     error: str | None = None
+    retryable: bool = True
 
 
 def parse_rubric(data: dict[str, Any] | bytes) -> Rubric:
@@ -97,19 +103,32 @@ def parse_rubric(data: dict[str, Any] | bytes) -> Rubric:
         raise SpecError(f"the rubric is not valid: {error}") from error
 
 
-async def grade(rubric: Rubric, *, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> list[CriterionScore]:
-    """Score every criterion of a finished trajectory. A failed grader is reported in its score's `error`."""
-    graded = Graded(task, trajectory, sandbox)
-    scores = []
-    for criterion in rubric.criteria:
-        row = CRITERIA[criterion.kind]
-        try:
-            verdict = await row.grade(graded, msgspec.convert(criterion.params, row.params))
-            score = CriterionScore(key=criterion.key, value=verdict.value, reason=verdict.reason)
-        except EnvironmentFault as error:
-            score = CriterionScore(key=criterion.key, value=None, reason="", error=grading_failed(error))
-        scores.append(score)
-    return scores
+async def grade(
+    rubric: Rubric,
+    *,
+    task: Task,
+    trajectory: Trajectory,
+    sandbox: Sandbox | None,
+    outside: Outside | None = None,
+    signals: Mapping[str, float] | None = None,
+) -> list[CriterionScore]:
+    """Score every criterion of a finished trajectory. A failed grader is reported in its score's `error`.
+
+    Without `outside`, judges and remote graders are not asked: their criteria fail.
+    """
+    graded = Graded(task, trajectory, sandbox, outside, signals or {})
+    return [await _score(criterion, replace(graded, asked=criterion.text)) for criterion in rubric.criteria]
+
+
+async def _score(criterion: Criterion, graded: Graded) -> CriterionScore:
+    row = CRITERIA[criterion.kind]
+    try:
+        verdict = await row.grade(graded, msgspec.convert(criterion.params, row.params))
+    except EnvironmentFault as error:
+        return CriterionScore(
+            key=criterion.key, value=None, reason="", error=f"{error.code}: {error}", retryable=error.retryable
+        )
+    return CriterionScore(key=criterion.key, value=verdict.value, reason=verdict.reason.replace("\0", "\ufffd"))
 
 
 def combine(rubric: Rubric, scores: list[CriterionScore]) -> float:
@@ -126,13 +145,3 @@ def combine(rubric: Rubric, scores: list[CriterionScore]) -> float:
             raise EnvironmentFault(f"criterion {criterion.key} has no score ({why}); grade the trajectory again")
         total += criterion.weight * score.value
     return total / sum(criterion.weight for criterion in rubric.criteria)
-
-
-def _check_pattern(key: str, pattern: str) -> None:
-    """Refuse patterns that do not compile or plainly backtrack without bound; a match has a time limit besides."""
-    try:
-        regex.compile(pattern)
-    except regex.error as error:
-        raise SpecError(f"criterion {key}: the pattern does not compile: {error}") from error
-    if len(pattern) > 500 or re.search(r"[*+}]\)+[*+{]", pattern):
-        raise SpecError(f"criterion {key}: the pattern is too long or nests repetitions")

@@ -122,8 +122,6 @@ ENVIRONMENT = Environment(
     slug=SLUG,
     title="Short replies",
     description="Everyday questions, answered in one short sentence without a tool.",
-    tool=None,
-    tool_role=Role.TOOL,
     needs_sandbox=False,
     rubric=RUBRIC,
     sampling=SamplingParams(max_tokens=MAX_TOKENS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -78,6 +78,8 @@ def _parse_line(line: bytes) -> Task:
         raise TaskSetError(str(error)) from error
     except UnicodeDecodeError as error:
         raise TaskSetError("not UTF-8") from error
+    except RecursionError as error:
+        raise TaskSetError("nested too deeply") from error
     if not _ID.fullmatch(task.id):
         raise TaskSetError(f"id {task.id[:40]!r} must be 1 to 128 letters, digits or ._:/-")
     if not task.input:
@@ -86,19 +88,60 @@ def _parse_line(line: bytes) -> Task:
 
 
 def _clashes(numbered: Iterable[tuple[int, Task]]) -> list[tuple[int, str]]:
-    """Lines whose id or input an earlier line already has; the same input in both splits is a leak."""
+    """Lines whose id or input an earlier line already has.
+
+    Nearly the same input in both splits is a leak: equal but for white space and upper or lower case.
+    """
     problems: list[tuple[int, str]] = []
     by_id: dict[str, int] = {}
-    by_input: dict[bytes, tuple[int, Split]] = {}
+    by_input: dict[bytes, int] = {}
+    by_likeness: dict[tuple[bytes, Split], int] = {}
     for number, task in numbered:
         first_id = by_id.setdefault(task.id, number)
         if first_id != number:
             problems.append((number, f"id {task.id!r} is already on line {first_id}"))
-        first, split = by_input.setdefault(_canonical(task.input), (number, task.split))
-        if first != number:
-            what = "same input as" if split is task.split else f"leak: {task.split.value} task has the input of"
-            problems.append((number, f"{what} line {first} ({split.value})"))
+        likeness = blake3(_canonical(likened(task.input))).digest()
+        other = Split.HELDOUT if task.split is Split.TRAIN else Split.TRAIN
+        leak = by_likeness.get((likeness, other))
+        first = by_input.setdefault(blake3(_canonical(task.input)).digest(), number)
+        if leak is not None:
+            how = "has" if first != number else "has, but for white space and case,"
+            problems.append((number, f"leak: {task.split.value} task {how} the input of line {leak} ({other.value})"))
+        elif first != number:
+            problems.append((number, f"same input as line {first} ({task.split.value})"))
+        by_likeness.setdefault((likeness, task.split), number)
     return problems
+
+
+def likened(value: Any) -> Any:
+    """A JSON value whose texts are compared without regard to white space and case."""
+    if isinstance(value, str):
+        return " ".join(value.split()).casefold()
+    if isinstance(value, dict):
+        return {str(key): likened(inner) for key, inner in value.items()}
+    return [likened(inner) for inner in value] if isinstance(value, list) else value
+
+
+def unreadable(tasks: Iterable[Task], render: Callable[[Task], object]) -> list[tuple[str, str]]:
+    """Tasks (by id) of which an environment cannot make a prompt, each with why. `render` is the environment's own."""
+    problems = []
+    for task in tasks:
+        try:
+            render(task)
+        except Exception as error:  # noqa: BLE001  # whatever an environment's code makes of a task that is not its own
+            problems.append((task.id, f"{type(error).__name__}: {error}"[:200]))
+            if len(problems) >= _SHOWN_PROBLEMS:
+                break
+    return problems
+
+
+def has_nul(value: Any) -> bool:
+    """Whether any text of a JSON value has a NUL character, which PostgreSQL's JSON cannot hold."""
+    if isinstance(value, str):
+        return "\x00" in value
+    if isinstance(value, dict):
+        return any(has_nul(key) or has_nul(inner) for key, inner in value.items())
+    return isinstance(value, list) and any(map(has_nul, value))
 
 
 def _report(problems: list[tuple[int, str]]) -> str:

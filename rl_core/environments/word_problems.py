@@ -16,7 +16,7 @@ from rl_core.environments.criteria import CriterionKind
 from rl_core.environments.environment import Environment
 from rl_core.environments.reward import Criterion, Rubric, Tier
 from rl_core.environments.tasks import Task, TaskSet
-from rl_core.environments.tool_syntax import ToolSyntax
+from rl_core.environments.tool_syntax import Tags, TagSyntax, Tool
 from rl_core.environments.world import LocalTools, ToolResult, World
 from rl_core.sandbox.protocol import Sandbox
 from rl_core.types import Message, Role, SamplingParams, Split
@@ -46,10 +46,19 @@ _EXAMPLES = (
     ("Sara had 85 stickers and lost 27. How many does she have now?", "85-27", "58"),
 )
 
-CALCULATOR = ToolSyntax(
+CALCULATOR = Tool(
     name="calculator",
-    open="<calc>",
-    close="</calc>",
+    description="The exact value of an expression of numbers, + - * / and parentheses.",
+    parameters={
+        "type": "object",
+        "properties": {"expression": {"type": "string"}},
+        "required": ["expression"],
+        "additionalProperties": False,
+    },
+    read_only=True,
+)
+SYNTAX = TagSyntax(
+    tags=(Tags(tool=CALCULATOR.name, argument="expression", open="<calc>", close="</calc>"),),
     complaint="Error: write <calc>EXPRESSION</calc>",
 )
 
@@ -119,10 +128,10 @@ def demonstration(task: Task) -> list[str]:
     return [f"<calc>{task.reference['expression']}</calc>", f"Answer: {task.reference['answer']}"]
 
 
-def run_calculator(task: Task, expression: str) -> ToolResult:
+def run_calculator(task: Task, arguments: dict[str, Any]) -> ToolResult:
     """The tool: the value, or why the expression was refused."""
     try:
-        return ToolResult(text=format_number(calculate(expression)), ok=True)
+        return ToolResult(text=format_number(calculate(arguments["expression"])), ok=True)
     except CalculatorError as error:
         return ToolResult(text=f"Error: {error}", ok=False)
 
@@ -163,7 +172,8 @@ ENVIRONMENT = Environment(
     slug=SLUG,
     title="Word problems",
     description="Arithmetic in words, solved with a calculator tool in two turns.",
-    tool=CALCULATOR,
+    tools=(CALCULATOR,),
+    syntax=SYNTAX,
     tool_role=TOOL_ROLE,
     needs_sandbox=False,
     rubric=RUBRIC,

@@ -6,7 +6,9 @@ Names are the checkpoint's own (`model.layers.0.self_attn.q_proj.weight`); a tie
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 SUPPORTED = ("llama", "mixtral")
+SHARD_BYTES = 5 << 30  # as Hugging Face splits checkpoints
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -65,23 +68,67 @@ def read_checkpoint(folder: Path) -> dict[str, Tensor]:
 
 
 def write_checkpoint(
-    folder: Path, tensors: dict[str, Tensor], *, like: Path, config: dict[str, Any] | None = None
+    folder: Path,
+    tensors: dict[str, Tensor],
+    *,
+    like: Path,
+    config: dict[str, Any] | None = None,
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write `tensors` into a new `folder`, with config (or `config`), tokenizer and templates of the folder `like`.
 
-    Raises: ModelError when `folder` exists or `like` is no model folder.
+    Weights of more than `shard_bytes` are spread over several files with an index. The folder appears whole and on
+    disk, or not at all: it is written beside its place and renamed. Raises: ModelError when `folder` exists or `like`
+    is no model folder.
     """
     folder = Path(folder)
     chosen = read_config(like) if config is None else config
+    if folder.exists():
+        raise ModelError(f"{folder} exists; model folders are written once")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".part-") as scratch:
+        part = Path(scratch) / "model"
+        part.mkdir()
+        for path in _side_files(Path(like)):
+            shutil.copyfile(path, part / path.name)
+        (part / CONFIG_NAME).write_text(json.dumps(chosen, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        _write_shards(part, tensors, shard_bytes=shard_bytes)
+        for path in [*part.iterdir(), part]:
+            _sync(path)
+        try:
+            part.rename(folder)
+        except OSError as error:
+            if not folder.exists():
+                raise
+            raise ModelError(f"{folder} exists; model folders are written once") from error
+    _sync(folder.parent)
+
+
+def _write_shards(folder: Path, tensors: dict[str, Tensor], *, shard_bytes: int) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    for name, tensor in sorted(tensors.items()):
+        if shards[-1] and count_bytes(shards[-1] | {name: tensor}) > shard_bytes:
+            shards.append({})
+        shards[-1][name] = tensor.detach().contiguous()
+    if len(shards) == 1:
+        save_file(shards[0], str(folder / WEIGHTS_NAME), metadata={"format": "pt"})
+        return
+    index: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, str(folder / file), metadata={"format": "pt"})
+        index.update(dict.fromkeys(shard, file))
+    text = json.dumps({"metadata": {"total_size": count_bytes(tensors)}, "weight_map": index}, indent=2, sort_keys=True)
+    (folder / INDEX_NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def _sync(path: Path) -> None:
+    """Have the disk write a file, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        folder.mkdir(parents=True)
-    except FileExistsError as error:
-        raise ModelError(f"{folder} exists; model folders are written once") from error
-    for path in _side_files(Path(like)):
-        shutil.copyfile(path, folder / path.name)
-    (folder / CONFIG_NAME).write_text(json.dumps(chosen, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    contiguous = {name: tensor.detach().contiguous() for name, tensor in sorted(tensors.items())}
-    save_file(contiguous, str(folder / WEIGHTS_NAME), metadata={"format": "pt"})
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def count_bytes(tensors: dict[str, Tensor]) -> int:

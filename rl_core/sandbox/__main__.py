@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -19,9 +20,10 @@ import structlog
 import uvicorn
 
 from rl_core.errors import SandboxRefused
-from rl_core.sandbox.daemon import build_app, open_socket
-from rl_core.sandbox.layers import OPTIONAL, LayerState, build_launcher
-from rl_core.sandbox.reaper import Reaper
+from rl_core.sandbox.daemon import Sandboxd, build_app, open_socket
+from rl_core.sandbox.layers import OPTIONAL, Backend, LayerState, build_launcher
+from rl_core.sandbox.protocol import MIB
+from rl_core.sandbox.snapshots import SnapshotStore
 
 log = structlog.get_logger(__name__)
 
@@ -47,9 +49,8 @@ def main(argv: list[str] | None = None) -> int:
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    Reaper.adopt_orphans()
     try:
-        return asyncio.run(_check() if arguments.check else _serve(arguments))
+        return asyncio.run(_check(arguments) if arguments.check else _serve(arguments))
     except SandboxRefused as error:
         sys.stderr.write(f"sandboxd refuses to start: {error}\n")
         return REFUSED
@@ -61,14 +62,31 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rl_core.sandbox", description="Runs untrusted code in sandboxes.")
     parser.add_argument("--check", action="store_true", help="print which layers of isolation there are, and end")
     parser.add_argument("--socket", type=Path, default=Path("var/sandboxd.sock"), help="unix socket to listen on")
-    parser.add_argument("--state", type=Path, default=Path("var/sandboxd"), help="folder for the process id")
+    parser.add_argument("--state", type=Path, default=Path("var/sandboxd"), help="folder for its own files")
+    parser.add_argument("--backend", type=Backend, choices=list(Backend), default=Backend.BUBBLEWRAP)
     parser.add_argument("--slots", type=int, default=max(2, os.cpu_count() or 2), help="runs at once")
-    parser.add_argument("--max-queued", type=int, default=512, help="runs that may wait for a slot")
+    parser.add_argument("--ahead", type=int, default=4, help="worlds started before they are asked for")
+    parser.add_argument("--max-queued", type=int, default=512, help="runs of one client that may wait for a slot")
+    parser.add_argument(
+        "--mount",
+        type=_mount,
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="software to show in every world at /opt/NAME, read-only; may be repeated",
+    )
+    parser.add_argument("--snapshot-bytes", type=int, default=2048 * MIB, help="room for snapshots of file trees")
     return parser
 
 
-async def _check() -> int:
-    _, states = await build_launcher()
+def _mount(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    return name, Path(path)
+
+
+async def _check(arguments: argparse.Namespace) -> int:
+    launcher, states = await build_launcher(dict(arguments.mount), arguments.backend)
+    launcher.close()
     for state in states:
         sys.stdout.write(f"{_mark(state):8} {state.layer.value:13} {state.detail}\n")
     return 0
@@ -81,15 +99,28 @@ def _mark(state: LayerState) -> str:
 
 
 async def _serve(arguments: argparse.Namespace) -> int:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # whoever waits holds a connection
     listener = open_socket(arguments.socket)
     try:
-        launcher, states = await build_launcher()
+        launcher, states = await build_launcher(dict(arguments.mount), arguments.backend)
         arguments.state.mkdir(parents=True, exist_ok=True)
         (arguments.state / "sandboxd.pid").write_text(f"{os.getpid()}\n")
-        app = build_app(launcher, states, slots=arguments.slots, max_queued=arguments.max_queued)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+        snapshots = SnapshotStore(arguments.state / "snapshots", arguments.snapshot_bytes)
+        service = Sandboxd(
+            launcher,
+            states,
+            snapshots,
+            slots=arguments.slots,
+            ahead=arguments.ahead,
+            max_queued=arguments.max_queued,
+        )
+        config = uvicorn.Config(build_app(service), log_level="warning", access_log=False, timeout_graceful_shutdown=5)
         log.info("sandboxd_ready", socket=str(arguments.socket), slots=arguments.slots)
-        await _Server(config).serve(sockets=[listener])
+        try:
+            await _Server(config).serve(sockets=[listener])
+        finally:
+            launcher.close()
     finally:
         listener.close()
         with contextlib.suppress(FileNotFoundError):

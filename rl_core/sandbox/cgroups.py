@@ -6,6 +6,7 @@ where they may be made.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -20,7 +21,7 @@ from rl_core.sandbox.protocol import RunLimits
 # bubblewrap, its init and the supervisor inside count as processes of the run too.
 OVERHEAD_PIDS = 3
 _PERIOD_US = 100_000
-_KILL_S = 10.0
+KILL_S = 10.0
 PREFIX = "slipway-"
 CONTROLLERS = ("memory", "pids", "cpu")
 
@@ -35,20 +36,20 @@ class RunStuck(WorldError):
 class Group(Protocol):
     """The cgroup of one run."""
 
-    def join(self) -> None:
-        """Put the calling process into it. Called in the child, before it drops privileges."""
+    def doors(self) -> list[str]:
+        """Files into which a process writes 0 to enter. It does so before it drops privileges."""
         ...
 
-    def kill(self) -> None:
-        """Kill everything in it until it is empty. Raises: RunStuck when it does not empty."""
+    def kill(self) -> bool:
+        """Kill everything in it. Returns whether there was nothing: call it again until there is."""
         ...
 
     def oom_kills(self) -> int:
         """How many processes the memory limit has killed."""
         ...
 
-    def remove(self) -> None:
-        """Remove it; it must be empty."""
+    def remove(self) -> bool:
+        """Remove it. Returns False while a process in it is still dying. Raises: WorldError."""
         ...
 
 
@@ -78,24 +79,22 @@ class GroupV1:
     def __post_init__(self) -> None:
         self._all = tuple(dict.fromkeys((self.memory, self.pids, self.cpu)))
 
-    def join(self) -> None:
+    def doors(self) -> list[str]:
         """See Group."""
-        for folder in self._all:
-            write(folder / "cgroup.procs", str(os.getpid()))
+        return [str(folder / "cgroup.procs") for folder in self._all]
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
         """See Group."""
         write(self.pids / "pids.max", "0")  # no process can be made any more: killing converges
-        _kill_until_empty(self.pids / "cgroup.procs")
+        return _kill(self.pids / "cgroup.procs")
 
     def oom_kills(self) -> int:
         """See Group."""
         return _counter(self.memory / "memory.oom_control", "oom_kill")
 
-    def remove(self) -> None:
+    def remove(self) -> bool:
         """See Group."""
-        for folder in self._all:
-            _remove(folder)
+        return all(_remove(folder) for folder in self._all)
 
 
 @dataclass
@@ -104,24 +103,24 @@ class GroupV2:
 
     folder: Path
 
-    def join(self) -> None:
+    def doors(self) -> list[str]:
         """See Group."""
-        write(self.folder / "cgroup.procs", str(os.getpid()))
+        return [str(self.folder / "cgroup.procs")]
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
         """See Group."""
         write(self.folder / "pids.max", "0")
         if (self.folder / "cgroup.kill").exists():
             write(self.folder / "cgroup.kill", "1")
-        _kill_until_empty(self.folder / "cgroup.procs")
+        return _kill(self.folder / "cgroup.procs")
 
     def oom_kills(self) -> int:
         """See Group."""
         return _counter(self.folder / "memory.events", "oom_kill")
 
-    def remove(self) -> None:
+    def remove(self) -> bool:
         """See Group."""
-        _remove(self.folder)
+        return _remove(self.folder)
 
 
 @dataclass
@@ -181,21 +180,24 @@ def _remove_stale(base: Path) -> None:
     for folder in base.glob(f"{PREFIX}[0-9]*"):
         owner = folder.name.removeprefix(PREFIX).split("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            _kill_until_empty(folder / "cgroup.procs")
-            _remove(folder)
+            _clear(folder)
 
 
-def _kill_until_empty(procs: Path) -> None:
-    deadline = time.monotonic() + _KILL_S
-    while pids := procs.read_text().split():
-        for pid in pids:
-            try:
-                os.kill(int(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+def _clear(folder: Path) -> None:
+    """Empty and remove a group. Raises: RunStuck."""
+    deadline = time.monotonic() + KILL_S
+    while not _kill(folder / "cgroup.procs") or not _remove(folder):
         if time.monotonic() > deadline:
-            raise RunStuck(f"{len(pids)} processes of a run do not die: {procs}")
+            raise RunStuck(f"processes of a run do not die: {folder}")
         time.sleep(0.001)
+
+
+def _kill(procs: Path) -> bool:
+    pids = procs.read_text().split()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    return not pids
 
 
 def _counter(path: Path, key: str) -> int:
@@ -213,19 +215,16 @@ def _mkdir(folder: Path) -> None:
         raise WorldError(f"cannot make the cgroup {folder}: {error.strerror}") from error
 
 
-def _remove(folder: Path) -> None:
-    deadline = time.monotonic() + _KILL_S
-    while True:
-        try:
-            folder.rmdir()
-        except FileNotFoundError:
-            return
-        except OSError as error:  # EBUSY until the last dying process has been reaped
-            if error.errno != errno.EBUSY or time.monotonic() > deadline:
-                raise WorldError(f"cannot remove the cgroup {folder}: {error.strerror}") from error
-            time.sleep(0.002)
-        else:
-            return
+def _remove(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        raise WorldError(f"cannot remove the cgroup {folder}: {error.strerror}") from error
+    return True
 
 
 def write(path: Path, text: str) -> None:

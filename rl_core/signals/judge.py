@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx
-import msgspec
 
+from rl_core.completions import said_in
 from rl_core.errors import JudgeFailed
 
 MAX_ANSWER_BYTES: Final = 64 * 1024
@@ -45,19 +45,6 @@ class Judgement:
 
     dissatisfied: bool
     reason: str
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message
-    finish_reason: str | None = None
-
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice]
 
 
 def judge_followup(
@@ -114,12 +101,9 @@ def _ask(client: httpx.Client, spec: JudgeSpec, body: dict[str, Any]) -> bytes:
 
 def _verdict(received: bytes) -> Judgement:
     try:
-        choices = msgspec.json.decode(received, type=_Completion).choices
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise JudgeFailed(f"the judge's answer is no chat completion: {error}") from error
-    said = (choices[0].message.content if choices else None) or ""
-    if not choices or choices[0].finish_reason not in (None, "stop"):
-        raise JudgeFailed(f"the judge did not end its answer: {said[-100:]!r}")
+        said = said_in(received)
+    except ValueError as error:
+        raise JudgeFailed(str(error)) from error
     verdicts = {found.lower() for found in _VERDICT.findall(said)}
     if len(verdicts) != 1:
         raise JudgeFailed(f"the judge gave {len(verdicts)} verdicts in {said[-100:]!r}")

@@ -26,11 +26,15 @@ Progress = Callable[[dict[str, Any]], None]
 
 @dataclass(slots=True)
 class TokenRecords:
-    """What was seen of the policy gradient's tokens, over all packs. Tensors are [m] each, one a pack."""
+    """What was seen of the policy gradient's tokens, over all packs. Tensors are [m] each, one a pack.
+
+    `rollouts` says whose each token is, as an index into the batch's.
+    """
 
     loss: float = 0.0
     logprobs: list[Tensor] = field(default_factory=list)
     behaviour: list[Tensor] = field(default_factory=list)
+    rollouts: list[Tensor] = field(default_factory=list)
     reference: list[Tensor] = field(default_factory=list)
     entropies: list[Tensor] = field(default_factory=list)
     masked: int = 0
@@ -128,6 +132,7 @@ def _run(
     records.loss += loss.item()
     records.logprobs.append(out.logprobs.detach()[sampled])
     records.behaviour.append(behaviour[sampled])
+    records.rollouts.append(torch.tensor(minibatch.batch.rollout_of)[owners][sampled])
     records.entropies.append(out.entropies[sampled])
     if minibatch.reference is not None:
         records.reference.append(gather_tokens(pack, members, minibatch.reference)[sampled])

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from rl_core.types import Objective
+from rl_core.types import Objective, Profile
 
 
 class Op(StrEnum):
@@ -38,10 +38,10 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """One step in numbers. Means are over trained tokens unless they say otherwise; nats; None: not measured.
 
-    `k1_behaviour`, `k3_behaviour` estimate KL(behaviour ‖ trained policy), see `mismatch`; `kl_reference_k1` is
-    k1 between the trained policy and the run's first version. Shares are in [0, 1]. What the policy gradient trains
-    is meant throughout, but for the `preference_` numbers: those are of KTO and DPO, the margin being by how much
-    the log-ratio of what was liked or chosen is above that of what was not.
+    `k1_behaviour`, `k3_behaviour` estimate KL(behaviour ‖ trained policy), see `mismatch`; `k3_rollouts` is the latter
+    by rollout. `kl_reference_k1` is k1 between the trained policy and the run's first version. Shares are in [0, 1].
+    What the policy gradient trains is meant throughout, but for the `preference_` numbers: those are of KTO and DPO,
+    the margin being by how much the log-ratio of what was liked or chosen is above that of what was not.
     """
 
     step: int
@@ -54,6 +54,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     entropy: float | None
     k1_behaviour: float | None
     k3_behaviour: float | None
+    k3_rollouts: dict[str, float]
     max_ratio: float | None
     ess: float | None
     share_masked: float | None
@@ -123,7 +124,7 @@ class OpenRequest(_Request, frozen=True, kw_only=True, tag_field="op", tag=Op.OP
 
 
 class StepRequest(_Request, frozen=True, kw_only=True, tag_field="op", tag=Op.STEP.value):
-    """Take step `step` (one more than the position's) and publish it as `version`."""
+    """Take step `step` (one more than the position's) and publish it as `version`, encoded in `profile`."""
 
     step: int
     fence: int
@@ -131,6 +132,7 @@ class StepRequest(_Request, frozen=True, kw_only=True, tag_field="op", tag=Op.ST
     base: BaseRef
     rollouts: list[RolloutRef]
     publish: bool = True
+    profile: Profile = Profile.SMALL
 
 
 class CheckpointRequest(_Request, frozen=True, kw_only=True, tag_field="op", tag=Op.CHECKPOINT.value):

@@ -8,7 +8,7 @@ from torch import Tensor
 from rl_core.trainer.batch import PreparedBatch
 from rl_core.trainer.gradient import TokenRecords
 from rl_core.trainer.messages import StepMetrics
-from rl_core.trainer.mismatch import measure_mismatch
+from rl_core.trainer.mismatch import k3_of_owners, measure_mismatch
 from rl_core.trainer.preference import Push, preference_margin
 
 
@@ -29,6 +29,7 @@ def step_metrics(
     logprobs, behaviour = torch.cat(records.logprobs), torch.cat(records.behaviour)
     routing, tokens = records.routing, len(logprobs)
     mismatch = measure_mismatch(logprobs, behaviour) if tokens else None
+    by_rollout = k3_of_owners(logprobs, behaviour, torch.cat(records.rollouts)) if tokens else {}
     trained = batch.gradient_rollouts
     rewards = torch.tensor([rollout.reward for rollout in trained or batch.rollouts], dtype=torch.float64)
     preferred = len(batch.rollouts) - len(trained)
@@ -40,13 +41,15 @@ def step_metrics(
         step=step,
         reward_mean=float(rewards.mean()),
         reward_std=float(rewards.std(correction=0)),
-        advantage_abs_mean=float(advantages.abs().mean()),
+        # Of rollouts: one of several segments counts once.
+        advantage_abs_mean=_mean(torch.stack([*dict(zip(batch.rollout_of, advantages.abs(), strict=True)).values()])),
         loss=records.loss / len(norms),
         grad_norm=max(norms),
         clipped=max(norms) > clip_norm,
         entropy=float(torch.cat(records.entropies).mean()) if tokens else None,
         k1_behaviour=mismatch.k1 if mismatch else None,
         k3_behaviour=mismatch.k3 if mismatch else None,
+        k3_rollouts={batch.rollouts[number].id: k3 for number, k3 in by_rollout.items()},
         max_ratio=mismatch.max_ratio if mismatch else None,
         ess=mismatch.ess if mismatch else None,
         share_masked=records.masked / tokens if tokens else None,

@@ -25,8 +25,23 @@ class Mismatch:
 
 def measure_mismatch(logprobs: Tensor, behaviour: Tensor) -> Mismatch:
     """Compare logprobs of the sampled tokens. Shapes: [M] each, M ≥ 1."""
-    log_ratio = logprobs.detach().double() - behaviour.double()
-    ratio = log_ratio.exp()
-    k3 = torch.expm1(log_ratio) - log_ratio
+    log_ratio = _log_ratio(logprobs, behaviour)
+    ratio, k3 = log_ratio.exp(), _k3(log_ratio)
     ess = ratio.sum().square() / (len(ratio) * ratio.square().sum())
     return Mismatch(k1=float(-log_ratio.mean()), k3=float(k3.mean()), max_ratio=float(ratio.max()), ess=float(ess))
+
+
+def k3_of_owners(logprobs: Tensor, behaviour: Tensor, owners: Tensor) -> dict[int, float]:
+    """Mean k3 over the tokens of each owner that has any. Shapes: [M] each; `owners` are whole numbers from 0."""
+    k3 = _k3(_log_ratio(logprobs, behaviour))
+    counts = torch.bincount(owners)
+    sums = torch.zeros(len(counts), dtype=k3.dtype).index_add(0, owners, k3)
+    return {int(owner): float(sums[owner] / counts[owner]) for owner in counts.nonzero().flatten()}
+
+
+def _log_ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:
+    return logprobs.detach().double() - behaviour.double()
+
+
+def _k3(log_ratio: Tensor) -> Tensor:
+    return torch.expm1(log_ratio) - log_ratio

@@ -184,7 +184,7 @@ class Trainer:
         """Dr. GRPO's constant: the most tokens that one attempt may have."""
         if isinstance(self.stage, RealtimeStage):
             return float(batch.longest_rollout_tokens())
-        return float(self.stage.sampling.max_tokens * self.stage.max_turns)
+        return float(self.stage.most_sampled_tokens)
 
     def _prepare(self, rollouts: Sequence[TrainRollout]) -> PreparedBatch:
         return prepare_batch(

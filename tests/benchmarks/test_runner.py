@@ -1,8 +1,7 @@
-import json
 import subprocess
 import sys
 
-from benchmarks.__main__ import _markdown, names
+from benchmarks.__main__ import _with_section, names
 from benchmarks.measure import host, interleaved_medians
 
 
@@ -41,11 +40,27 @@ def test_candidates_take_turns_and_the_median_is_taken():
     assert medians == {"a": 2.0, "b": 20.0}
 
 
+RESULT = {"date": "2026-11-30 10:00 UTC", "ratio": 12.3456789, "missing": ["peer"], "host": host(), "seconds": 1.5}
+
+
 def test_results_are_a_table_for_each_benchmark():
-    result = {"date": "2026-11-30 10:00 UTC", "ratio": 12.3456789, "missing": ["peer"], "host": host(), "seconds": 1.5}
-    text = _markdown({"delta": json.loads(json.dumps(result))})
+    text = _with_section("", "delta", RESULT)
+    assert text.startswith("# Benchmark results\n\nWritten by")
     assert "## delta" in text
     assert f"2026-11-30 10:00 UTC on {host()['model']}, {host()['cores']} cores, 1.5 s." in text
     assert "| `ratio` | 12.35 |" in text
     assert "| `missing` | peer |" in text
     assert "| `host`" not in text
+
+
+def test_a_run_leaves_the_other_sections_as_they_are():
+    text = _with_section("", "delta", RESULT)
+    both = _with_section(text, "conductor", RESULT | {"ratio": 1.0})
+    assert both.index("## conductor") < both.index("## delta")
+    assert both.endswith(text[text.index("## delta") :])
+    again = _with_section(both, "delta", RESULT | {"ratio": 2.0})
+    assert again.count("## ") == 2
+    assert "| `ratio` | 1 |" in again
+    assert "| `ratio` | 2 |" in again
+    assert _with_section(again, "delta", RESULT) == both
+    assert "## gone" not in _with_section(f"{both}\n## gone\n\n| `ratio` | 3 |\n", "delta", RESULT)

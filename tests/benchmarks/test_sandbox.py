@@ -16,7 +16,7 @@ from rl_core.sandbox.protocol import RunLimits
 def daemon():
     with contextlib.ExitStack() as stack:
         try:
-            process, socket = stack.enter_context(bench.sandboxd())
+            process, socket = stack.enter_context(bench.sandboxd("--ahead", "0"))
         except SandboxRefused as error:
             pytest.skip(f"sandboxd refuses: {error}")
         yield process.pid, socket
@@ -40,13 +40,18 @@ def test_starts_and_a_burst_leave_nothing(daemon):
     }
 
 
+def test_a_block_from_the_pool_has_a_start_for_each_world_that_waits(monkeypatch):
+    monkeypatch.setattr(bench, "AHEAD", 3)
+    assert len(bench.from_pool(2)) == 6
+
+
 async def test_what_is_still_there_fails_the_benchmark(daemon, monkeypatch):
     pid, socket = daemon
     before = bench.Traces.of(pid)
     monkeypatch.setattr(bench, "_SETTLE_S", 0.2)
     sleeping = "import time; time.sleep(3); print(7)"
     run = asyncio.create_task(SandboxClient(socket).run(code=sleeping, limits=RunLimits(wall_s=30.0)))
-    while not bench.Traces.of(pid).processes:
+    while bench.Traces.of(pid).processes == before.processes:
         await asyncio.sleep(0.02)
     with pytest.raises(RuntimeError, match=r"'left_processes': [1-9].*'left_cgroups': [1-9]"):
         await asyncio.to_thread(bench.leftovers, pid, before, 1)

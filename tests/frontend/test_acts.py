@@ -12,9 +12,13 @@ from django.test import Client
 from django.urls import reverse
 
 from controlplane.models import ApiKey, Event, Membership, RubricVersion, Run, User, WorkUnit
+from controlplane.services.catalog import task_set_create
 from controlplane.services.events import SYSTEM
 from controlplane.services.tenancy import api_key_authenticate, api_key_create
 from controlplane.states import MemberRole, RunState, Scope, WorkState
+from rl_core.environments.criteria import CRITERIA as KINDS
+from rl_core.environments.criteria import WATCHED
+from rl_core.environments.registry import ENVIRONMENTS
 from tests.factories import PASSWORD, Workspace, furnish, make_workspace
 from tests.playing import kill_unit, play, start_run
 
@@ -74,6 +78,7 @@ FORM = {
     "task_set": "word-problems",
     "rubric": "word-problems",
     "seed": "4",
+    "curriculum": "variance",
     "steps": "3",
     "prompts_per_step": "2",
     "group_size": "4",
@@ -81,6 +86,9 @@ FORM = {
     "max_staleness": "1",
     "max_turns": "2",
     "max_tokens": "20",
+    "max_context_tokens": "1024",
+    "max_parallel_calls": "1",
+    "compaction": "summarise",
     "eval_every": "0",
     "eval_tasks": "3",
     "clusters": ["rollout-west"],
@@ -96,7 +104,18 @@ def test_a_run_is_started_from_the_form(workspace: Workspace) -> None:
     stage = run.spec["stages"][0]
     assert (stage["steps"], stage["group_size"], stage["optimizer"]["learning_rate"]) == (3, 4, 3e-5)
     assert (run.spec["seed"], run.spec["rollout_clusters"]) == (4, ["rollout-west"])
+    assert (stage["curriculum"]["kind"], stage["compaction"]["kind"]) == ("variance", "summarise")
     assert run.created_by == workspace.people["engineer"]
+
+
+def test_a_new_run_begins_with_what_the_environment_of_its_task_set_was_made_for(workspace: Workspace) -> None:
+    slug = "bug-repair"
+    tasks = ENVIRONMENTS[slug].build_task_set()
+    task_set_create(project=workspace.project, slug=slug, environment=slug, tasks=tasks, actor=SYSTEM)
+    form = client_of(workspace).get(reverse("run_new")).context["form"]
+    names = ("task_set", "max_turns", "max_tokens", "max_context_tokens", "max_parallel_calls", "compaction")
+    assert [form.values[name] for name in names] == ["bug-repair", "16", "400", "8192", "1", "none"]
+    assert form.values["rubric"] == "word-problems", "there is no rubric of its name"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +126,9 @@ def test_a_run_is_started_from_the_form(workspace: Workspace) -> None:
         ("steps", "many", "Give a whole number"),
         ("group_size", "1", "group_size must be at least 2"),
         ("learning_rate", "7", "learning_rate must be in (0, 1)"),
+        ("curriculum", "mars", "curriculum"),
+        ("compaction", "mars", "compaction"),
+        ("max_context_tokens", "10", "max_context_tokens must be at least 64"),
         ("seed", "-1", "seed must be in"),
         ("model", "gpt", "there is no model"),
         ("rubric", "none", "there is no published rubric"),
@@ -200,6 +222,16 @@ CRITERIA = {
     "tier": ["essential", "optional"],
     "params": ["", '{"limit": 100}'],
 }
+
+
+def test_every_kind_of_criterion_is_explained_where_a_rubric_is_written(workspace: Workspace) -> None:
+    page = client_of(workspace).get(reverse("rubric_new")).content.decode()
+    for kind, row in KINDS.items():
+        explained = page.partition(f'<th scope="row" class="mono">{kind.value}</th>')[2].partition("</tr>")[0]
+        assert "data-label" in explained, kind
+        assert all(f"{name} " in explained for name in row.params.__struct_fields__), kind
+        assert ("its weight must be 0" in explained) == (kind in WATCHED)
+    assert "url (required)<br>model (required)<br>secret = &quot;&quot;" in page
 
 
 def test_a_rubric_version_is_published_and_never_changed(workspace: Workspace) -> None:

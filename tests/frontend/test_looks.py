@@ -41,6 +41,11 @@ def test_every_kind_of_event_has_a_sentence() -> None:
             {"version": "0192-abcdef:1-7", "cluster": "east", "state": "done"},
             "Transfer of version abcdef:1-7 to east is done",
         ),
+        (
+            "replica.steered",
+            {"action": "slot default pinned to 01a22f9a-e7fe-76d0-8c36-156d8d019888:0-3"},
+            "Replica …/…: slot default pinned to 019888:0-3",
+        ),
         ("run.created", {}, "Run … created"),
         ("of.tomorrow", {"x": 1}, "of.tomorrow"),
         ("slot.changed", {"number": 5, "state": "open", "detail": ""}, "Slot 5 is open"),

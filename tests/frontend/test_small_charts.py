@@ -14,7 +14,7 @@ from controlplane.selectors.pages_releases import EffectRow, Finding
 from controlplane.selectors.pages_signal_map import Bin
 from frontend.durations import duration_parse, duration_text, number_text
 from frontend.templatetags.charts import FINDING_LOOKS, WIDTH, finding, forest, histogram, interval
-from frontend.templatetags.slipway import until_text
+from frontend.templatetags.slipway import glimpse, until_text
 
 
 def row(**changes: Any) -> EffectRow:
@@ -126,3 +126,18 @@ def test_a_number_reads_as_it_was_written(value: float) -> None:
 def test_countdowns(seconds: int, text: str) -> None:
     now = datetime(2026, 9, 1, tzinfo=UTC)
     assert until_text(now + timedelta(seconds=seconds), now) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ({"question": "2 boxes\n with 3 pens?"}, "question: 2 boxes with 3 pens?"),
+        ({"files": {"a.py": "…", "b.py": "…"}, "entry": 1}, "files: 2 of them · entry: 1"),
+        (["a", "b", "c"], "3 of them"),
+        ({str(number): number for number in range(9)}, "0: 0 · 1: 1 · 2: 2"),
+        ("x" * 300, "x" * 79 + "…"),
+        ({}, ""),
+    ],
+)
+def test_a_glimpse_is_one_short_line(value: Any, line: str) -> None:
+    assert glimpse(value) == line

@@ -19,9 +19,10 @@ from rl_core.models.checkpoint import read_checkpoint
 from rl_core.models.parameters import ComputeDtype, pick_compute_dtype
 
 NEW_TOKENS = 20
-# The engine adds in another order, and in bf16 where the CPU has it; where two tokens are this close in logits, either
-# choice is right.
-TIE = 1e-3 if pick_compute_dtype() is ComputeDtype.FP32 else 0.25
+# The engine adds in another order, and in bf16 where the CPU has it. Where two tokens are closer in logits than what
+# that order, or computing the folder in bf16, changes of them, either choice is right.
+ORDER = 1e-3
+ROUNDED = pick_compute_dtype() is not ComputeDtype.FP32
 
 
 def prompts(chat: ChatTokenizer, count: int) -> list[list[int]]:
@@ -42,12 +43,14 @@ def engine_tokens(url: str, token: str, prompt: list[int]) -> list[int]:
     return answer.json()["token_ids"]
 
 
-def first_difference(model, prompt: list[int], given: list[int], eos: frozenset[int]) -> int | None:
+def first_difference(model, rounded, prompt: list[int], given: list[int], eos: frozenset[int]) -> int | None:
     """Where the engine's tokens leave the greedy path of the model; None where they do not."""
+    ids = torch.tensor([prompt + given])
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + given])).logits[0, len(prompt) - 1 : -1].float()
-    for position, (row, token) in enumerate(zip(logits, given, strict=True)):
-        if row[token] < row.max() - TIE:
+        exact, near = (one(ids).logits[0, len(prompt) - 1 : -1].float() for one in (model, rounded))
+    for position, (row, other, token) in enumerate(zip(exact, near, given, strict=True)):
+        tie = max(ORDER, 2 * float((row - other).abs().max()))
+        if row[token] < row.max() - tie:
             return position
     if len(given) < NEW_TOKENS and given[-1] not in eos:
         return len(given)
@@ -59,10 +62,11 @@ def main() -> None:
     torch.set_num_threads(1)
     chat = ChatTokenizer.load(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval() if ROUNDED else model
     given = prompts(chat, 8)
     differing = []
     for number, prompt in enumerate(given):
-        where = first_difference(model, prompt, engine_tokens(url, token, prompt), chat.eos_ids)
+        where = first_difference(model, rounded, prompt, engine_tokens(url, token, prompt), chat.eos_ids)
         if where is not None:
             differing.append([number, where])
     root = weights_root(read_checkpoint(folder))

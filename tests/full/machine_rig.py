@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
@@ -120,16 +121,34 @@ class Machine:
         return {root for (root,) in self.rows(f"SELECT s.current_root {SLOTS} WHERE c.role = 'rollout'")}
 
     def export(self, run: str) -> Path:
-        """Ask for the run's head as a Hugging Face folder, and wait until the control worker has written it."""
-        folder = Path(
-            self.python(
-                "from controlplane.models import Run\n"
-                "from controlplane.services.versions import export_folder, version_export\n"
-                f"v = Run.objects.get(pk='{run}').lineage.head; version_export(version=v)\n"
-                "print(export_folder(v))"
-            )
+        """The run's head as a Hugging Face folder: asked for, waited for and downloaded over the API."""
+        version = self.rows(
+            "SELECT l.head_id::text FROM controlplane_run r JOIN controlplane_lineage l ON l.id = r.lineage_id "
+            "WHERE r.id = %s",
+            run,
+        )[0][0]
+        key = self.python(
+            "from controlplane.models import Run\n"
+            "from controlplane.services.events import SYSTEM\n"
+            "from controlplane.services.tenancy import api_key_create\n"
+            f"project = Run.objects.get(pk='{run}').project\n"
+            "print(api_key_create(project=project, name='exports', scopes=['export'], actor=SYSTEM)[1])"
         )
-        self.until(folder.exists, what=f"the export at {folder}", timeout_s=120)
+        with httpx.Client(
+            base_url=f"http://localhost:{self.port}/api/v1/projects/demo",
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=60,
+        ) as client:
+            asked = client.post("/exports", json={"version": version, "reason": "to compare"})
+            assert asked.status_code == 202, asked.text
+            path = f"/exports/{asked.json()['id']}"
+            self.until(lambda: client.get(path).json()["state"] == "ready", what=f"{path} is ready", timeout_s=120)
+            folder = self.state / "downloads" / version
+            folder.mkdir(parents=True)
+            for file in client.get(path).json()["files"]:
+                content = client.get(f"{path}/files/{file['name']}").content
+                assert hashlib.sha256(content).hexdigest() == file["sha256"]
+                (folder / file["name"]).write_bytes(content)
         return folder
 
     def compared(self, folder: Path, *, cluster: str) -> dict[str, Any]:

@@ -15,17 +15,18 @@ import engine_factories as make
 import engine_process as server
 import httpx
 from django.conf import settings as slipway
+from django.db.models.functions import Now
 from rollback_users import Crowd
 
 from controlplane.conductor.fleet import fleet_poll, slots_reconcile
 from controlplane.conductor.lanes import lanes_place
 from controlplane.conductor.shipping import advance_lanes
-from controlplane.models import Generation, Lane, ModelCard, PolicyVersion, Release, WorkUnit
+from controlplane.models import Generation, Lane, ModelCard, PolicyVersion, Publication, Release, WorkUnit
 from controlplane.processes.ports import free_port
 from controlplane.processes.specs import web_spec
 from controlplane.services.fleet import replica_register, slot_target
 from controlplane.services.tenancy import api_key_create
-from controlplane.states import DesiredSource, ReleaseState, Scope, WeightSlot, WorkKind, WorkState
+from controlplane.states import DesiredSource, PublicationKind, ReleaseState, Scope, WeightSlot, WorkKind, WorkState
 from rl_core.delta import publish_snapshot
 from rl_core.models.checkpoint import read_checkpoint
 from rl_core.store import open_store
@@ -205,6 +206,16 @@ def _publish(version: PolicyVersion, weights: dict[str, Any]) -> None:
     made = publish_snapshot(store, weights, key_prefix=f"snapshots/{version.pk}", version=version.ref)
     version.root, version.manifest_key, version.snapshot_key = made.root, made.manifest_key, made.manifest_key
     version.save(update_fields=["root", "manifest_key", "snapshot_key"])
+    Publication.objects.filter(version=version).delete()
+    Publication.objects.create(
+        version=version,
+        kind=PublicationKind.SNAPSHOT,
+        root=made.root,
+        manifest_key=made.manifest_key,
+        bytes=made.bytes,
+        full_bytes=made.full_bytes,
+        published_at=Now(),
+    )
 
 
 def _register(world: LaneWorld, engine: server.EngineProcess, slots: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rl_core.chat import ChatTokenizer
 from rl_core.errors import ModelError
-from tests.rl_core.chat_factory import chat_folder
+from tests.rl_core.chat_factory import chat_folder, template_text
 
 REAL_MODEL = Path(__file__).parents[2] / "var/models/smollm2-135m-instruct"
 
@@ -116,7 +116,8 @@ TOOLS = [{"type": "function", "function": {"name": "now", "description": "The ti
 WITH_TOOLS = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
-    "{% for call in m['tool_calls'] or [] %}{{ call['function']['arguments'] | tojson }}{% endfor %}<|im_end|>\n"
+    "{% for call in m['tool_calls'] or [] %}<tool_call>{{ call['function'] | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n"
     "{% endfor %}"
 )
 
@@ -127,6 +128,14 @@ def test_tools_are_given_to_templates_that_take_them(tmp_path):
     assert chat.takes_tools
     text = chat.render_text([{"role": "user", "content": "x"}], tools=TOOLS)
     assert text.startswith('{"type": "function", "function": {"name": "now"')
+
+
+@pytest.mark.parametrize(
+    ("name", "takes"), [("smollm2", False), ("qwen2_5", True), ("qwen3", True), ("qwen3_5_think", False)]
+)
+def test_a_template_takes_tools_when_it_writes_calls_as_they_are_read(tmp_path, name, takes):
+    chat = ChatTokenizer.load(chat_folder(tmp_path, template=template_text(name)))
+    assert chat.takes_tools == takes
 
 
 def test_neither_tools_nor_calls_can_forge_a_turn(tmp_path):

@@ -48,6 +48,13 @@ def test_stages_are_told_apart_by_their_kind():
         ({"loss": {"ratio_low": 5, "ratio_high": 1}}, "ratio_low"),
         ({"loss": {"scale": 0}}, "scale"),
         ({"max_context_tokens": 3}, "max_context_tokens"),
+        ({"max_parallel_calls": 0}, "max_parallel_calls"),
+        ({"max_wall_s": -1}, "max_wall_s"),
+        ({"max_sampled_tokens": -1}, "max_sampled_tokens"),
+        ({"compaction": {"kind": "forget"}}, "forget"),
+        ({"compaction": {"kind": "summarise", "summary_tokens": 300}}, "a quarter"),
+        ({"compaction": {"summary_tokens": 1}}, "summary_tokens"),
+        ({"compaction": {"request": ""}}, "request"),
     ],
 )
 def test_a_wrong_stage_is_refused_by_name(change, names):

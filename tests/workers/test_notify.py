@@ -15,11 +15,11 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 from controlplane.api.serializers.alerts import HookSerializer
 from controlplane.errors import Invalid
 from controlplane.models import AlertDelivery, AlertHook, Event, WorkUnit
-from controlplane.services import destinations
 from controlplane.services.alerts import alert_raise
 from controlplane.services.destinations import destination_check, destination_resolve
 from controlplane.services.hooks import hook_create, hook_disable
 from controlplane.states import AlertKind, WorkKind, WorkState
+from rl_core import destinations
 from tests.lane_rows import ACTOR
 from tests.shipping_rig import shipping_world
 from tests.simulated_workers import due

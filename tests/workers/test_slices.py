@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from django.db import connection
 
 from controlplane.conductor import run_advance
 from controlplane.models import Replica, ReplicaSlot, Rollout, RolloutGroup, Run, WorkUnit
@@ -12,12 +13,13 @@ from controlplane.services.runs import run_stop
 from controlplane.services.work import work_claim
 from controlplane.states import AttemptState, GroupPurpose, GroupState, RolloutState, WorkKind, WorkState
 from rl_core.chat import ChatTokenizer
-from rl_core.errors import EngineBusy, EngineUnreachable, RequestRefused, VersionUnavailable
+from rl_core.environments.word_problems import open_world
+from rl_core.errors import EngineBusy, EngineUnreachable, RequestRefused, VersionUnavailable, WorldError
 from rl_core.store import open_store
 from rl_core.types import FinishReason, Generated, SamplingParams, Trajectory, VersionSpan
 from tests.domain_factories import TESTER, make_run
 from tests.rl_core.chat_factory import chat_folder
-from workers import base
+from workers import base, sessions
 from workers.leases import LeaseKeeper
 from workers.replicas import ReplicaPool
 from workers.slices import RolloutSlice
@@ -165,6 +167,55 @@ def test_a_session_that_breaks_fails_its_group_and_starts_again(folder):
     assert (broken.fault, broken.error) == ("infrastructure", "too long")
     unit = WorkUnit.objects.get(ref=broken.group_id, kind=WorkKind.ROLLOUT)
     assert unit.failures == 1
+
+
+class Registry:
+    """The calculator's world, which writes down what is opened and closed, and fails to close."""
+
+    def __init__(self) -> None:
+        self.inner = open_world(None)
+        self.opened: list[str] = []
+        self.closed: list[tuple[bytes, bool]] = []
+
+    async def open(self, *, task, key: str) -> bytes:
+        self.opened.append(key)
+        return key.encode()
+
+    async def call(self, **asked):
+        return await self.inner.call(**asked)
+
+    async def export(self, *, task, state: bytes) -> dict[str, str]:
+        return {"opened_as": state.decode()}
+
+    async def close(self, *, task, state: bytes) -> None:
+        rollout_id = state.decode().partition(".")[0]
+        stored = await asyncio.to_thread(self._is_finished, rollout_id)
+        self.closed.append((state, stored))
+        raise WorldError("it is gone already")
+
+    @staticmethod
+    def _is_finished(rollout_id: str) -> bool:
+        try:
+            return Rollout.objects.get(pk=rollout_id).state == RolloutState.FINISHED
+        finally:
+            connection.close()
+
+
+def test_a_session_has_a_world_of_its_own_that_is_closed_once_it_is_written_down(folder, settings, monkeypatch):
+    world = Registry()
+    monkeypatch.setattr(sessions, "world_of", lambda *asked: world)
+    run = ready_run(folder)
+    roll(run, Engine(folder))
+    rollouts = list(Rollout.objects.filter(group__in=train_groups(run)))
+    assert len(set(world.opened)) == len(world.opened) == len(rollouts)
+    assert {key.partition(".")[0] for key in world.opened} == {str(rollout.pk) for rollout in rollouts}
+    assert sorted(world.closed) == sorted((key.encode(), True) for key in world.opened)
+    assert {rollout.state for rollout in rollouts} == {RolloutState.FINISHED}
+    assert {group.state for group in train_groups(run)} == {GroupState.SCORING}
+    assert {unit.failures for unit in WorkUnit.objects.filter(kind=WorkKind.ROLLOUT)} == {0}
+    store = open_store(settings.STORE_URL)
+    stored = [Trajectory.from_bytes(store.get_blob(rollout.trajectory_key)) for rollout in rollouts]
+    assert sorted(trajectory.artifacts["opened_as"] for trajectory in stored) == sorted(world.opened)
 
 
 def test_an_engine_of_another_run_breaks_the_session(folder):

@@ -32,6 +32,12 @@ class ReasonInput(Input):
     reason = serializers.CharField(max_length=MAX_REASON, required=False, allow_blank=True, default="")
 
 
+class RequiredReasonInput(Input):
+    """Why a person or a program does this: what others have to be able to account for."""
+
+    reason = serializers.CharField(max_length=MAX_REASON)
+
+
 class JSONObjectField(serializers.JSONField):
     """A JSON object, not some other JSON value."""
 

@@ -8,6 +8,8 @@ from rest_framework import serializers
 
 from controlplane.api.serializers.base import Input, JSONObjectField
 from controlplane.models import ModelCard, Rubric, RubricVersion, Task, TaskSet
+from controlplane.states import ProofState
+from rl_core.environments.proof import ProofVerdict
 
 MAX_TASKS = 200_000
 
@@ -22,7 +24,7 @@ class ModelSerializer(serializers.ModelSerializer[ModelCard]):
 
 
 class EnvironmentSerializer(serializers.Serializer[Any]):
-    """An environment that this build knows."""
+    """An environment that ships, or that the project registered: its description says so."""
 
     slug = serializers.CharField()
     title = serializers.CharField()
@@ -55,6 +57,79 @@ class TaskSetInput(Input):
     slug = serializers.SlugField(max_length=64)
     environment = serializers.SlugField(max_length=64)
     tasks = serializers.ListField(child=JSONObjectField(), min_length=1, max_length=MAX_TASKS)
+
+
+class TaskSetFileInput(Input):
+    """Where a file of tasks goes."""
+
+    slug = serializers.SlugField(max_length=64)
+    environment = serializers.SlugField(max_length=64)
+
+
+class FindingSerializer(serializers.Serializer[Any]):
+    """A task that does not hold."""
+
+    task = serializers.CharField()
+    verdict = serializers.ChoiceField(choices=[verdict.value for verdict in ProofVerdict])
+    detail = serializers.CharField()
+
+
+class TaskSetReportSerializer(serializers.Serializer[Any]):
+    """What is known of a set's tasks: their proof (null where none was asked for), and how hard the train split is."""
+
+    proof = serializers.ChoiceField(choices=ProofState.choices, allow_null=True)
+    checked = serializers.IntegerField()
+    findings = FindingSerializer(many=True)
+    tasks = serializers.IntegerField()
+    tried = serializers.IntegerField()
+    attempts = serializers.IntegerField()
+    histogram = serializers.ListField(child=serializers.IntegerField(), help_text="tasks by tenths of mean reward")
+
+
+class TaskVersionSerializer(serializers.Serializer[Any]):
+    """One policy version's attempts at a task."""
+
+    version = serializers.CharField()
+    run = serializers.UUIDField(source="run_id", allow_null=True)
+    attempts = serializers.IntegerField()
+    passes = serializers.IntegerField()
+    mean_reward = serializers.FloatField()
+
+
+class TaskHistorySerializer(serializers.Serializer[Any]):
+    """What is believed of a task, and what each policy version's attempts came to. Estimates are shrunken."""
+
+    attempts = serializers.IntegerField()
+    passes = serializers.IntegerField()
+    mean = serializers.FloatField(source="known.mean")
+    variance = serializers.FloatField(source="known.variance")
+    versions = TaskVersionSerializer(many=True)
+
+
+class SignsSerializer(serializers.Serializer[Any]):
+    """What the rollouts of one policy version showed: each sign's share, null where nothing was to be counted."""
+
+    version = serializers.CharField(source="version.ref")
+    rollouts = serializers.IntegerField()
+    signs = serializers.DictField(child=serializers.FloatField(allow_null=True))
+
+
+class ComparedSerializer(serializers.Serializer[Any]):
+    """One behaviour, per turn, of a version's rollouts and of its answers to users."""
+
+    key = serializers.CharField()
+    simulation = serializers.FloatField(source="found.mean_first")
+    production = serializers.FloatField(source="found.mean_second")
+    effect = serializers.FloatField(source="found.effect", help_text="largest distance of the distribution functions")
+    p = serializers.FloatField(source="found.p")
+
+
+class EnvironmentWatchSerializer(serializers.Serializer[Any]):
+    """Signs of cheating by version, newest first; simulation against production of the newest that has both."""
+
+    versions = SignsSerializer(many=True)
+    compared_version = serializers.CharField(allow_null=True)
+    compared = ComparedSerializer(many=True)
 
 
 class TaskSerializer(serializers.ModelSerializer[Task]):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from controlplane.api.serializers.base import Input, OptionalChoice, ReasonInput, VersionBrief
-from controlplane.models import Cluster, PolicyVersion, Replica, ReplicaSlot, Transfer
+from controlplane.api.serializers.base import Input, OptionalChoice, RequiredReasonInput, VersionBrief
+from controlplane.api.serializers.lending import LoanSerializer
+from controlplane.models import Cluster, Loan, PolicyVersion, Replica, ReplicaSlot, Transfer
+from controlplane.services.enrolment import DEFAULT_LEASE_S, MAX_LEASE_S
 from controlplane.states import DesiredSource, WeightSlot
 from rl_core.types import ClusterRole
 
@@ -21,7 +26,21 @@ class ClusterSerializer(serializers.ModelSerializer[Cluster]):
 
     class Meta:
         model = Cluster
-        fields = ["id", "slug", "role", "region", "capacity", "local", "model", "replica_count", "created_at"]
+        fields = [
+            "id",
+            "slug",
+            "role",
+            "region",
+            "capacity",
+            "bandwidth_bytes_s",
+            "device",
+            "devices",
+            "dollars_device_hour",
+            "local",
+            "model",
+            "replica_count",
+            "created_at",
+        ]
         read_only_fields = fields
 
 
@@ -33,6 +52,20 @@ class ClusterInput(Input):
     region = serializers.CharField(max_length=64)
     capacity = serializers.IntegerField(min_value=1, max_value=1_000_000)
     model = serializers.SlugField(max_length=64, required=False, allow_null=True, default=None)
+
+
+class ClusterConfigureInput(RequiredReasonInput):
+    """What changes; what is left out stays."""
+
+    capacity = serializers.IntegerField(min_value=1, max_value=1_000_000, required=False)
+    bandwidth_bytes_s = serializers.IntegerField(
+        min_value=1, max_value=2**53, required=False, allow_null=True, help_text="null: no limit"
+    )
+    device = serializers.CharField(max_length=64, required=False, allow_blank=True, help_text="what engines run on")
+    devices = serializers.IntegerField(min_value=1, max_value=10_000, required=False, help_text="of one replica")
+    dollars_device_hour = serializers.FloatField(
+        min_value=0, max_value=1_000_000, required=False, allow_null=True, help_text="null: not known"
+    )
 
 
 class SlotSerializer(serializers.ModelSerializer[ReplicaSlot]):
@@ -49,9 +82,11 @@ class SlotSerializer(serializers.ModelSerializer[ReplicaSlot]):
             "desired_version",
             "desired_source",
             "desired_at",
+            "desired_reason",
             "current_version",
             "current_root",
             "reported_at",
+            "fault",
         ]
         read_only_fields = fields
 
@@ -61,6 +96,7 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
 
     cluster = serializers.CharField(source="cluster.slug", read_only=True)
     slots = SlotSerializer(many=True, read_only=True)
+    loan = serializers.SerializerMethodField(help_text="while it is lent")
 
     class Meta:
         model = Replica
@@ -76,19 +112,56 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
             "metrics",
             "seen_at",
             "error",
+            "lease_until",
+            "drained_at",
+            "drained_reason",
+            "repairs",
+            "repaired_at",
+            "loan",
             "created_at",
         ]
         read_only_fields = fields
 
+    @extend_schema_field(LoanSerializer(allow_null=True))
+    def get_loan(self, replica: Replica) -> Any:
+        """The loan that is not returned."""
+        loans: list[Loan] = getattr(replica, "open_loans", [])
+        return LoanSerializer(loans[0]).data if loans else None
 
-class PinInput(ReasonInput):
+
+class EnrolInput(Input):
+    """An engine that registers itself: where its listeners are reached from the control plane."""
+
+    name = serializers.SlugField(max_length=64)
+    inference_url = serializers.CharField(max_length=300)
+    control_url = serializers.CharField(max_length=300)
+    weight_slots = serializers.IntegerField(min_value=1, max_value=len(WeightSlot), default=1)
+    lease_s = serializers.IntegerField(min_value=1, max_value=MAX_LEASE_S, default=DEFAULT_LEASE_S)
+
+
+class EnrolmentSerializer(serializers.Serializer[Any]):
+    """The replica, and the bearer tokens that its listeners have to ask for."""
+
+    replica = ReplicaSerializer()
+    inference_token = serializers.CharField()
+    control_token = serializers.CharField()
+    peer_token = serializers.CharField(help_text="what replicas of the cluster ask of each other for segments")
+
+
+class RenewInput(Input):
+    """For how long, from now; 0 gives the lease up."""
+
+    lease_s = serializers.IntegerField(min_value=0, max_value=MAX_LEASE_S, default=DEFAULT_LEASE_S)
+
+
+class PinInput(RequiredReasonInput):
     """The version that a slot should hold until it is unpinned."""
 
     version = serializers.UUIDField()
     slot = serializers.ChoiceField(choices=SLOT_CHOICES, default=WeightSlot.DEFAULT.value)
 
 
-class UnpinInput(ReasonInput):
+class UnpinInput(RequiredReasonInput):
     """The slot that follows its cluster again."""
 
     slot = serializers.ChoiceField(choices=SLOT_CHOICES, default=WeightSlot.DEFAULT.value)
@@ -147,6 +220,12 @@ class TransferSerializer(serializers.ModelSerializer[Transfer]):
             "state",
             "fetched_bytes",
             "full_bytes",
+            "repair",
+            "phase",
+            "done_bytes",
+            "total_bytes",
+            "bytes_per_s",
+            "remaining_s",
             "hops",
             "timings",
             "error",

@@ -49,7 +49,7 @@ class LaneInput(Input):
     """A new lane."""
 
     slug = serializers.SlugField(max_length=64)
-    cluster = serializers.SlugField(max_length=64)
+    cluster = serializers.SlugField(max_length=64, help_text="a serving cluster that no other lane has")
     model = serializers.SlugField(max_length=64)
     system_prompt = serializers.CharField(max_length=20_000, required=False, allow_blank=True, default="")
     approvals = serializers.IntegerField(min_value=0, max_value=20, required=False, default=1)

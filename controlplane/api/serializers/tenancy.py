@@ -16,7 +16,7 @@ class ProjectSerializer(serializers.ModelSerializer[Project]):
 
     class Meta:
         model = Project
-        fields = ["id", "slug", "name", "consent", "created_at"]
+        fields = ["id", "slug", "name", "consent", "lending_allowed", "created_at"]
         read_only_fields = fields
 
 

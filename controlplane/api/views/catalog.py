@@ -8,8 +8,9 @@ from typing import Any
 from django.db.models import QuerySet
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.serializers import Serializer
 
-from controlplane.api.base import DetailView, ListView, Post, one
+from controlplane.api.base import ActionView, DetailView, ListView, Post, one
 from controlplane.api.filters import TaskFilter, TaskSetFilter
 from controlplane.api.pagination import Keyset
 from controlplane.api.serializers.catalog import (
@@ -19,17 +20,19 @@ from controlplane.api.serializers.catalog import (
     RubricVersionInput,
     RubricVersionSerializer,
     TaskSerializer,
+    TaskSetFileInput,
     TaskSetInput,
     TaskSetSerializer,
 )
-from controlplane.errors import Invalid, NotFound
+from controlplane.api.wire import JsonLinesParser, ParquetParser
+from controlplane.errors import NotFound
 from controlplane.models import ModelCard, Rubric, RubricVersion, Task, TaskSet
 from controlplane.permissions import Action
 from controlplane.selectors import api_catalog as select
+from controlplane.selectors.environments import environment_of, environments_of
 from controlplane.services import catalog
+from controlplane.services.task_sets import TaskFile, task_set_upload
 from rl_core.environments.environment import Environment
-from rl_core.environments.tasks import parse_task_set
-from rl_core.errors import TaskSetError
 
 
 class ModelList(ListView):
@@ -54,14 +57,14 @@ class ModelDetail(DetailView):
 
 
 class EnvironmentList(DetailView):
-    """Environments that this build knows: all of them, on one page."""
+    """Environments that ship and those that the project registered: all of them, on one page."""
 
     serializer_class = EnvironmentSerializer
     many = True
 
     def get(self, request: Request, **kwargs: Any) -> Response:
         """All of them."""
-        return Response([self.rendered(environment) for environment in select.environments()])
+        return Response([self.rendered(environment) for environment in environments_of(self.project.pk)])
 
 
 class EnvironmentDetail(DetailView):
@@ -71,9 +74,9 @@ class EnvironmentDetail(DetailView):
 
     def row(self) -> Environment:
         """The environment of the path."""
-        found = select.environment_of_slug(self.kwargs["slug"])
+        found = environment_of(self.project.pk, self.kwargs["slug"])
         if found is None:
-            raise NotFound("this build knows no such environment")
+            raise NotFound("neither this build nor the project knows such an environment")
         return found
 
 
@@ -91,17 +94,45 @@ class TaskSetList(Post, ListView):
 
     def perform(self, data: dict[str, Any]) -> TaskSet:
         """Validate every task; line n of a complaint is task n of the body, counted from 1."""
-        environment = select.environment_of_slug(data["environment"])
-        if environment is None:
-            known = ", ".join(known.slug for known in select.environments())
-            raise Invalid(f"this build knows no such environment; known: {known}", "environment")
         lines = "\n".join(json.dumps(task, ensure_ascii=False) for task in data["tasks"])
-        try:
-            tasks = parse_task_set(lines.encode())
-        except TaskSetError as error:
-            raise Invalid(str(error), "tasks") from error
-        return catalog.task_set_create(
-            project=self.project, slug=data["slug"], environment=environment.slug, tasks=tasks, actor=self.actor
+        return task_set_upload(
+            project=self.project,
+            slug=data["slug"],
+            environment=data["environment"],
+            content=lines.encode(),
+            kind=TaskFile.JSONL,
+            actor=self.actor,
+        )
+
+
+class TaskSetFile(ActionView):
+    """A file of tasks as the body: JSON Lines, or a Parquet table with the columns id, split, input, reference."""
+
+    actions = {"POST": Action.CATALOG_WRITE}
+    serializer_class = TaskSetSerializer
+    input_serializer = TaskSetFileInput
+    parser_classes = [JsonLinesParser, ParquetParser]
+    body_is_file = True
+    query = frozenset({"slug", "environment"})
+    success_status = 201
+
+    def validated(self, serializer_class: type[Serializer[Any]]) -> dict[str, Any]:
+        """What the address says; the body is the file."""
+        serializer = serializer_class(data=self.request.query_params.dict())
+        serializer.is_valid(raise_exception=True)
+        return {**serializer.validated_data, "content": self.request.data}
+
+    def perform(self, data: dict[str, Any]) -> TaskSet:
+        """Check the whole file, and store it as the slug's next version."""
+        parquet = (self.request.content_type or "").split(";")[0].strip() == ParquetParser.media_type
+        content = data["content"]
+        return task_set_upload(
+            project=self.project,
+            slug=data["slug"],
+            environment=data["environment"],
+            content=content if isinstance(content, bytes) else b"",
+            kind=TaskFile.PARQUET if parquet else TaskFile.JSONL,
+            actor=self.actor,
         )
 
 

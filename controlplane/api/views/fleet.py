@@ -9,21 +9,19 @@ from django.db.models import QuerySet
 from controlplane.api.base import ActionView, DetailView, ListView, Post, one
 from controlplane.api.filters import ClusterFilter, ReplicaFilter, TransferFilter, VersionFilter
 from controlplane.api.serializers.fleet import (
+    ClusterConfigureInput,
     ClusterInput,
     ClusterSerializer,
-    PinInput,
     ReplicaSerializer,
     TransferSerializer,
-    UnpinInput,
     VersionSerializer,
 )
-from controlplane.errors import Conflict, Invalid
+from controlplane.errors import Invalid
 from controlplane.models import Cluster, PolicyVersion, Replica, Transfer
 from controlplane.permissions import Action
 from controlplane.selectors import api_fleet as select
 from controlplane.selectors.api_catalog import models_of
 from controlplane.services import fleet
-from controlplane.states import DesiredSource, WeightSlot
 from rl_core.types import ClusterRole
 
 
@@ -60,6 +58,21 @@ class ClusterDetail(DetailView):
         return cluster
 
 
+class ClusterConfigure(ActionView):
+    """Change what a cluster may run at once, or what transfers to it may take of its link."""
+
+    actions = {"POST": Action.FLEET_CONTROL}
+    serializer_class = ClusterSerializer
+    input_serializer = ClusterConfigureInput
+
+    def perform(self, data: dict[str, Any]) -> Cluster:
+        """Change it."""
+        cluster: Cluster = one(select.clusters_of(self.project), "cluster", slug=self.kwargs["slug"])
+        fleet.cluster_configure(cluster=cluster, actor=self.actor, **data)
+        fresh: Cluster = select.clusters_of(self.project).get(pk=cluster.pk)
+        return fresh
+
+
 class ReplicaList(ListView):
     """Replicas of all clusters, with what their slots should hold and do hold."""
 
@@ -80,64 +93,6 @@ class ReplicaDetail(DetailView):
         """The replica of the path."""
         replica: Replica = one(select.replicas_of(self.project), "replica", pk=self.kwargs["id"])
         return replica
-
-
-class _SlotAction(ActionView):
-    """An action on one slot of a replica; answers with the replica."""
-
-    actions = {"POST": Action.FLEET_CONTROL}
-    serializer_class = ReplicaSerializer
-
-    def replica_and_slot(self, data: dict[str, Any]) -> tuple[Replica, WeightSlot]:
-        """Raises: NotFound, Invalid when the replica has no such slot."""
-        replica: Replica = one(select.replicas_of(self.project), "replica", pk=self.kwargs["id"])
-        slot = WeightSlot(data["slot"])
-        if not replica.slots.filter(slot=slot.value).exists():
-            raise Invalid(f"replica {replica.name} has no slot {slot.value}", "slot")
-        return replica, slot
-
-    def again(self, replica: Replica) -> Replica:
-        """The replica as it is now."""
-        fresh: Replica = select.replicas_of(self.project).get(pk=replica.pk)
-        return fresh
-
-
-class ReplicaPin(_SlotAction):
-    """Make a slot hold one version until it is unpinned."""
-
-    input_serializer = PinInput
-
-    def perform(self, data: dict[str, Any]) -> Replica:
-        """Pin it."""
-        replica, slot = self.replica_and_slot(data)
-        version = select.versions_of(self.project).filter(pk=data["version"]).first()
-        if version is None:
-            raise Invalid("there is no such version in this project", "version")
-        fleet.slot_target(
-            replica=replica,
-            slot=slot,
-            version=version,
-            source=DesiredSource.PINNED,
-            actor=self.actor,
-            reason=data["reason"],
-        )
-        return self.again(replica)
-
-
-class ReplicaUnpin(_SlotAction):
-    """Let a pinned slot go: whoever drives its cluster says what it holds next."""
-
-    input_serializer = UnpinInput
-
-    def perform(self, data: dict[str, Any]) -> Replica:
-        """Unpin it."""
-        replica, slot = self.replica_and_slot(data)
-        if replica.slots.get(slot=slot.value).desired_source != DesiredSource.PINNED:
-            raise Conflict(f"slot {slot.value} of {replica.name} is not pinned")
-        fleet.slot_target(
-            replica=replica, slot=slot, version=None, source=None, actor=self.actor, reason=data["reason"]
-        )
-        return self.again(replica)
 
 
 class VersionList(ListView):

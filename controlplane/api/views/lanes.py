@@ -34,13 +34,13 @@ from controlplane.services import lanes
 from controlplane.services.consents import Withdrawal, consent_withdraw
 from controlplane.services.erasures import user_erase
 from controlplane.services.windows import lane_train
-from rl_core.store.object_store import open_store
+from rl_core.store import open_store
 
 MAX_USER = 200
 
 
 class LaneList(Post, ListView):
-    """Lanes. POST creates one that serves its model as it is."""
+    """Lanes. POST creates one that serves its model as it is, on a serving cluster without a lane."""
 
     actions = {"GET": Action.READ, "POST": Action.LANES_MANAGE}
     serializer_class = LaneSerializer

@@ -12,6 +12,7 @@ from rest_framework.response import Response
 from controlplane.api.base import ActionView, DetailView, ListView, Post, one
 from controlplane.api.filters import EvaluationFilter, RunFilter, StepFilter
 from controlplane.api.pagination import Keyset, page_size
+from controlplane.api.serializers.capacity import RunCapacitySerializer
 from controlplane.api.serializers.runs import (
     EvaluationSerializer,
     ForkInput,
@@ -27,6 +28,7 @@ from controlplane.errors import Invalid
 from controlplane.models import Evaluation, Run, Stage, Step
 from controlplane.permissions import Action
 from controlplane.selectors import api_runs as select
+from controlplane.selectors.capacity import RunCapacity, capacity_of
 from controlplane.services import runs
 from rl_core.specs import run_spec_schema
 
@@ -84,6 +86,16 @@ class RunDetail(_OfRun, DetailView):
     def row(self) -> Run:
         """The run of the path."""
         return self.run()
+
+
+class RunCapacityDetail(_OfRun, DetailView):
+    """What keeps the run's trainer busy, what is idle, what a replica more would buy, and what a task costs."""
+
+    serializer_class = RunCapacitySerializer
+
+    def row(self) -> RunCapacity:
+        """Measured over the run's last steps."""
+        return capacity_of(self.run())
 
 
 class _RunAction(_OfRun, ActionView):

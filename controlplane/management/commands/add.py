@@ -1,32 +1,41 @@
-"""`manage.py add project|model|cluster|replica`: what a company brings, from the machine that holds the state."""
+"""`manage.py add project|model|cluster|replica|environment`: what a company brings, from the machine with the state."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.core.validators import validate_slug
 from django.db import transaction
 
-from controlplane.errors import ControlPlaneError, Invalid, NotFound
+from controlplane.errors import ControlPlaneError, Invalid, NotFound, Unavailable
 from controlplane.models import Cluster, ModelCard, Project, User
 from controlplane.processes.library import model_publish
 from controlplane.processes.local_engines import replica_tokens
+from controlplane.services.catalog import rubric_publish
 from controlplane.services.events import SYSTEM
 from controlplane.services.fleet import cluster_create, replica_register
+from controlplane.services.remote_environments import remote_environment_register
 from controlplane.services.tenancy import project_create, user_create
 from controlplane.states import MemberRole, WeightSlot
+from rl_core.environments.remote.client import RemoteClient, RemotePlace
+from rl_core.environments.remote.environment import rubric_of
+from rl_core.environments.remote.messages import Described
+from rl_core.environments.remote.protocol import Kind
+from rl_core.errors import EnvironmentFault, WorldError
 from rl_core.types import ClusterRole
 
 
 class Command(BaseCommand):
     """Exit codes: 0 added, 1 refused."""
 
-    help = "Add a project with its owner, a model, a cluster, or a replica."
+    help = "Add a project with its owner, a model, a cluster, a replica, or a remote environment."
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -52,7 +61,14 @@ class Command(BaseCommand):
         replica.add_argument("--inference-url", default="", help="where it answers (not for a local cluster)")
         replica.add_argument("--control-url", default="", help="where it takes weights (not for a local cluster)")
         replica.add_argument("--weight-slots", type=int, choices=range(1, len(WeightSlot) + 1), default=1)
-        for kind in (model, cluster, replica):
+        environment = kinds.add_parser("environment", help="a world or an environment that answers at a URL")
+        environment.add_argument("slug")
+        environment.add_argument("--remote", metavar="URL", required=True, help="where it answers")
+        environment.add_argument("--secret-file", type=Path, required=True, help="a file with the secret, whsec_...")
+        environment.add_argument("--title", help="as people read it (default: the slug)")
+        environment.add_argument("--session-seconds", type=int, default=1800, help="how long a session may take")
+        environment.add_argument("--max-turns", type=int, default=30, help="of evaluations outside a run")
+        for kind in (model, cluster, replica, environment):
             kind.add_argument("--project", required=True)
 
     def handle(self, *args: Any, kind: str, **options: Any) -> None:
@@ -125,6 +141,42 @@ class Command(BaseCommand):
         self.stdout.write(f"replica {name} is there. Its engine has to be started with the same tokens as these files:")
         for kind, path in replica_tokens(replica).items():
             self.stdout.write(f"  --{kind}-token-file   {path}")
+
+    def _environment(self, *, project: str, slug: str, remote: str, secret_file: Path, **options: Any) -> None:
+        validate_slug(slug)
+        owner = _project(project)
+        try:
+            place = RemotePlace(remote, secret_file.read_text().strip())
+        except (OSError, UnicodeError) as error:
+            raise Invalid(f"{secret_file} does not read: {error}") from error
+        described = _described(place)
+        row = remote_environment_register(
+            project=owner,
+            slug=slug,
+            title=options["title"] or slug,
+            url=place.url,
+            secret=place.secret,
+            described=described,
+            session_s=options["session_seconds"],
+            max_turns=options["max_turns"],
+            actor=SYSTEM,
+        )
+        self.stdout.write(f"environment {slug} is there: a remote {row.kind} at {place.url}")
+        if described.kind is Kind.ENVIRONMENT and not owner.rubrics.filter(slug=slug).exists():
+            criteria = msgspec.to_builtins(rubric_of(slug).criteria)
+            rubric_publish(project=owner, slug=slug, criteria=criteria, author=None, note="", actor=SYSTEM)
+            self.stdout.write(f"rubric {slug} is published: the reward as it is reported")
+        self.stdout.write("next: upload a task set for it, and name it in a run")
+
+
+def _described(place: RemotePlace) -> Described:
+    """What the remote says of itself now. Raises: Invalid when it does not keep to the protocol; Unavailable."""
+    try:
+        return asyncio.run(RemoteClient(place, answer_s=20.0, patience_s=20.0).describe())
+    except WorldError as error:
+        raise Unavailable(str(error)) from error
+    except (EnvironmentFault, ValueError) as error:
+        raise Invalid(str(error)) from error
 
 
 def _check_url(url: str) -> None:

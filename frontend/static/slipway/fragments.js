@@ -2,7 +2,7 @@
 //
 // <section data-fragment="/url" data-on="step.changed run.changed">: an event of a kind that begins with one of the words
 // fetches the url and replaces the content. A part that holds the focus or a selection is left alone until it is let go.
-// data-lazy asks at once, for what the page came without. data-every="20000" asks again that often too, for what changes without an event, such as the figures of a canary.
+// data-lazy asks at once, for what the page came without. data-every="20000" asks again that often too, for what changes without an event, such as the figures of a canary; data-every-moving="1500" does as long as the part holds something marked data-moving.
 
 import { coalesced } from "./live.js";
 import { refreshTimes } from "./times.js";
@@ -52,6 +52,8 @@ export function startFragments(live) {
     if ("lazy" in part.element.dataset) part.run();
     const every = Number(part.element.dataset.every ?? 0);
     if (every) setInterval(() => live.paused || part.run(), every);
+    const moving = Number(part.element.dataset.everyMoving ?? 0);
+    if (moving) setInterval(() => live.paused || !part.element.querySelector("[data-moving]") || part.run(), moving);
   }
   const all = () => parts.forEach((part) => part.run());
   live.addEventListener("refresh", all);

@@ -14,6 +14,7 @@ from pathlib import Path
 from rl_core.environments.mutation.making import Made, make
 from rl_core.environments.mutation.sources import Source, find_sources
 from rl_core.environments.mutation.worlds import Worlds
+from rl_core.environments.packed import pack
 from rl_core.errors import SandboxRefused, WorldError
 from rl_core.sandbox.client import SandboxClient
 
@@ -35,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     except (WorldError, SandboxRefused) as error:
         sys.stderr.write(f"\nno tasks were made: {error}\n")
         return REFUSED
-    arguments.out.write_bytes(made.tasks.to_jsonl())
+    packed = arguments.out.suffix == ".zst"
+    arguments.out.write_bytes(pack(made.tasks) if packed else made.tasks.to_jsonl())
     sys.stderr.write("\n")
     sys.stdout.write(summary(made, arguments.count, time.monotonic() - started, worlds.started))
     return 0 if len(made.tasks.tasks) == arguments.count else FEWER
@@ -52,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--count", type=_positive, default=200, help="tasks wanted")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal tasks on one installation")
-    parser.add_argument("--out", type=Path, required=True, help="the JSON Lines file to write")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the JSON Lines file to write; packed where its name ends in .zst"
+    )
     parser.add_argument("--sources", default="", help="names of modules and packages, by comma; all by default")
     parser.add_argument("--socket", type=Path, default=Path("var/sandboxd.sock"), help="where sandboxd listens")
     return parser

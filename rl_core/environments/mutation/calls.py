@@ -1,7 +1,8 @@
 """A test of these tasks: one call of a public function or method, and what must come of it, both as trees of JSON.
 
 A tree is a plain JSON scalar, or a list of a tag and a body: `["tuple", [1, 2]]`, `["float", "0.1"]`,
-`["new", "Fraction", [1, 3]]` for an object of the repository, `["shown", TYPE, TEXT]` for a result known by its repr.
+`["bytes", "00ff"]` in hexadecimal, `["new", "Fraction", [1, 3]]` for an object of the repository,
+`["shown", TYPE, TEXT]` for a result known by its repr.
 """
 
 from __future__ import annotations
@@ -80,18 +81,18 @@ def classes_of(tree: Tree) -> set[str]:
 
 def tree_of(value: Any) -> Tree:
     """A literal of Python as a tree. Raises: TypeError."""
-    if value is None or type(value) in (bool, int, str):
+    if value is None or type(value) in (bool, int) or (type(value) is str and "\0" not in value):
         return value
     if type(value) in (float, complex):
         return [type(value).__name__, repr(value)]
     if type(value) is bytes:
-        return ["bytes", value.decode("latin-1")]
+        return ["bytes", value.hex()]
     if type(value) in (list, tuple, set):
         items = [tree_of(item) for item in value]
         return [type(value).__name__, sorted(items, key=json.dumps) if type(value) is set else items]
     if type(value) is dict:
         return ["dict", [[tree_of(k), tree_of(v)] for k, v in value.items()]]
-    raise TypeError(f"{type(value).__name__} is no literal")
+    raise TypeError(f"{type(value).__name__} is no literal that a task can hold")
 
 
 def show(tree: Tree) -> str:
@@ -102,7 +103,7 @@ def show(tree: Tree) -> str:
     if tag in ("float", "complex"):
         return f"float('{body}')" if body in ("inf", "-inf", "nan") else str(body)
     if tag in ("bytes", "bytearray"):
-        text = repr(body.encode("latin-1"))
+        text = repr(bytes.fromhex(body))
         return text if tag == "bytes" else f"bytearray({text})"
     if tag == "shown":
         return str(tree[2])

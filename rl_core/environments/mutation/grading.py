@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
+from rl_core.environments.judgement import Judgement
 from rl_core.environments.mutation.calls import Test, canonical
 from rl_core.environments.mutation.sources import Source, modules_of, parse
 from rl_core.environments.mutation.worlds import Subject, run_subjects
@@ -39,19 +40,6 @@ _ENDS = {
     Outcome.MEMORY: "the code used too much memory",
     Outcome.OUTPUT_LIMIT: "the code wrote too much output",
 }
-
-
-class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of the visible and the hidden tests that pass, apart, and what the first failing one gave."""
-
-    visible: float
-    hidden: float
-    first_failure: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Whether everything passed."""
-        return self.visible == self.hidden == 1.0
 
 
 async def judge_repair(sandbox: Sandbox, task: Task, repair: dict[str, str]) -> Judgement:

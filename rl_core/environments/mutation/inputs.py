@@ -109,7 +109,7 @@ class Inputs:
             "none": lambda: None,
             "bytes": lambda: [
                 "bytes",
-                "".join(chr(rng.choice((65, 97, 61, 10, 48, 255, 0, 32))) for _ in range(rng.randrange(9))),
+                bytes(rng.choice((65, 97, 61, 10, 48, 255, 0, 32)) for _ in range(rng.randrange(9))).hex(),
             ],
             "ints": lambda: self.many(self.integer),
             "floats": lambda: self.many(self.real),

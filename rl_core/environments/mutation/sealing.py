@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-# What a sandbox has to read from; see `enter.py` of the sandbox, whose own rules stay in force above these.
+# What a sandbox has to read from; see `inside/confine.py` of the sandbox, whose own rules stay in force above these.
 _ROOTS = ("/python", "/usr", "/lib", "/lib64", "/work", "/dev")
 # Copies of other people's packages, and an old copy of the standard library's own parser.
 _COPIES = ("ensurepip", "lib2to3")

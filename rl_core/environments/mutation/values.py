@@ -16,16 +16,19 @@ class NotPlain(Exception):
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """A value as a tree of JSON: strict in type, exact in floats. Raises: NotPlain."""
+    """A value as a tree of JSON: strict in type, exact in floats, without NUL, which PostgreSQL cannot keep.
+
+    Raises: NotPlain.
+    """
     kind = type(value)
-    if depth > MAX_DEPTH:
+    if depth > MAX_DEPTH or (kind is str and "\0" in value):
         raise NotPlain
     if value is None or kind in (bool, int, str):
         return value
     if kind in (float, complex):
         return [kind.__name__, repr(value)]
     if kind in (bytes, bytearray):
-        return [kind.__name__, bytes(value).decode("latin-1")]
+        return [kind.__name__, value.hex()]
     if kind in (list, tuple):
         return [kind.__name__, _items(value, depth)]
     if kind in (set, frozenset):
@@ -64,4 +67,6 @@ def decode(tree: Any, module: Any) -> Any:
     kind = getattr(builtins, tag)
     if tag in ("float", "complex"):
         return kind(body)
-    return kind(body.encode("latin-1") if isinstance(body, str) else [decode(item, module) for item in body])
+    if tag in ("bytes", "bytearray"):
+        return kind.fromhex(body)
+    return kind([decode(item, module) for item in body])

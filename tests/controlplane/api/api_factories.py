@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ from controlplane.models import (
     Cluster,
     CriterionScore,
     Evaluation,
+    Export,
+    ExportFile,
+    ExportPart,
     Lineage,
     MetricPoint,
     ModelCard,
@@ -39,7 +43,7 @@ from controlplane.models import (
 from controlplane.services.events import SYSTEM
 from controlplane.services.tenancy import api_key_create, membership_set, project_create
 from controlplane.states import MemberRole, RunState, Scope, StageState, StepState, VersionState, WorkKind, WorkState
-from rl_core.store.object_store import open_store
+from rl_core.store import open_store
 from rl_core.types import (
     Ending,
     Message,
@@ -106,6 +110,7 @@ class World:
     group: RolloutGroup
     rollout: Rollout
     transfer: Transfer
+    export: Export
     unit: WorkUnit
     dead: WorkUnit
     attempt: Attempt
@@ -174,6 +179,17 @@ def make_run(project: Project, model: ModelCard, state: RunState = RunState.RUNN
     return Run.objects.create(project=project, name="a run", spec={"model": model.slug}, lineage=lineage, state=state)
 
 
+def make_export(version: PolicyVersion, content: bytes = b"{}") -> Export:
+    """An export of one file that stands in the store in two parts."""
+    export = Export.objects.create(version=version, format="fp8-block", bytes=len(content), written_at=timezone.now())
+    digest = hashlib.sha256(content).hexdigest()
+    file = ExportFile.objects.create(export=export, name="config.json", bytes=len(content), sha256=digest)
+    store = open_store(settings.STORE_URL)
+    for position, part in enumerate((content[:1], content[1:])):
+        ExportPart.objects.create(file=file, position=position, blob_key=store.put_blob(part), bytes=len(part))
+    return export
+
+
 def make_trajectory() -> Trajectory:
     segment = TokenSegment(
         token_ids=[1, 2, 3, 4],
@@ -224,6 +240,7 @@ def make_world(project: Project | None = None) -> World:
         task=task,
         purpose="train",
         position=0,
+        draw=0,
         size=1,
         seed=0,
         admitted_version=version,
@@ -243,6 +260,7 @@ def make_world(project: Project | None = None) -> World:
     )
     MetricPoint.objects.create(run=run, name="reward_mean", step=1, value=0.5, at=timezone.now())
     transfer = Transfer.objects.create(replica=replica, slot="default", version=version)
+    export = make_export(version)
     unit = WorkUnit.objects.create(kind=WorkKind.ROLLOUT, ref=group.pk, run=run, project=project)
     dead = WorkUnit.objects.create(
         kind=WorkKind.TRAIN, ref=step.pk, run=run, project=project, state=WorkState.DEAD, failures=5
@@ -265,6 +283,7 @@ def make_world(project: Project | None = None) -> World:
         group,
         rollout,
         transfer,
+        export,
         unit,
         dead,
         attempt,

@@ -41,10 +41,25 @@ MATRIX: dict[tuple[str, str], Action] = {
     ("GET", BASE + "keys/<uuid:id>"): MANAGE,
     ("POST", BASE + "keys/<uuid:id>/revoke"): MANAGE,
     ("POST", BASE + "task-sets"): Action.CATALOG_WRITE,
+    ("POST", BASE + "task-sets/file"): Action.CATALOG_WRITE,
     ("POST", BASE + "rubrics/<slug:slug>/versions"): Action.RUBRICS_PUBLISH,
     ("POST", BASE + "clusters"): Action.FLEET_CONTROL,
     ("POST", BASE + "replicas/<uuid:id>/pin"): Action.FLEET_CONTROL,
     ("POST", BASE + "replicas/<uuid:id>/unpin"): Action.FLEET_CONTROL,
+    ("POST", BASE + "replicas/<uuid:id>/drain"): Action.FLEET_CONTROL,
+    ("POST", BASE + "replicas/<uuid:id>/undrain"): Action.FLEET_CONTROL,
+    ("POST", BASE + "replicas/<uuid:id>/repair"): Action.FLEET_CONTROL,
+    ("POST", BASE + "replicas/<uuid:id>/lend"): Action.FLEET_CONTROL,
+    ("POST", BASE + "replicas/<uuid:id>/return"): Action.FLEET_CONTROL,
+    ("POST", BASE + "replicas/<uuid:id>/forget"): Action.FLEET_CONTROL,
+    ("POST", BASE + "replicas/<uuid:id>/lease"): Action.REPLICA_ENROL,
+    ("POST", BASE + "clusters/<slug:slug>/replicas"): Action.REPLICA_ENROL,
+    ("POST", BASE + "clusters/<slug:slug>/configure"): Action.FLEET_CONTROL,
+    ("POST", BASE + "clusters/<slug:slug>/lending"): Action.FLEET_CONTROL,
+    ("POST", BASE + "lending"): Action.FLEET_CONTROL,
+    ("POST", BASE + "exports"): Action.WEIGHTS_EXPORT,
+    ("POST", BASE + "exports/<uuid:id>/delete"): Action.WEIGHTS_EXPORT,
+    ("GET", BASE + "exports/<uuid:id>/files/<str:name>"): Action.WEIGHTS_EXPORT,
     ("POST", BASE + "runs"): Action.RUNS_CONTROL,
     ("POST", BASE + "runs/<uuid:id>/pause"): Action.RUNS_CONTROL,
     ("POST", BASE + "runs/<uuid:id>/resume"): Action.RUNS_CONTROL,
@@ -89,25 +104,35 @@ MATRIX: dict[tuple[str, str], Action] = {
             "models/<slug:slug>",
             "environments",
             "environments/<slug:slug>",
+            "environments/<slug:slug>/watch",
             "task-sets",
             "task-sets/<uuid:id>",
             "task-sets/<uuid:id>/tasks",
+            "task-sets/<uuid:id>/report",
             "tasks/<uuid:id>",
+            "tasks/<uuid:id>/history",
             "rubrics",
             "rubrics/<slug:slug>",
             "rubrics/<slug:slug>/versions",
             "rubrics/<slug:slug>/versions/<number:number>",
             "clusters",
             "clusters/<slug:slug>",
+            "clusters/<slug:slug>/lending",
+            "lending-schema",
+            "loans",
+            "loans/<uuid:id>",
             "replicas",
             "replicas/<uuid:id>",
             "versions",
             "versions/<uuid:id>",
+            "exports",
+            "exports/<uuid:id>",
             "transfers",
             "transfers/<uuid:id>",
             "runs",
             "runs/spec-schema",
             "runs/<uuid:id>",
+            "runs/<uuid:id>/capacity",
             "runs/<uuid:id>/stages",
             "runs/<uuid:id>/steps",
             "runs/<uuid:id>/steps/<number:number>",
@@ -187,16 +212,32 @@ def _path(world: World, route: str, ids: dict[str, uuid.UUID]) -> str:
     chosen = ids.get(segment, world.run.pk)
     slugs = {"models": "tiny", "environments": "word-problems", "rubrics": "sums", "clusters": "eu"}
     path = route.replace("<slug:project>", world.project.slug).replace("<uuid:id>", str(chosen))
-    return "/api/v1/" + path.replace("<slug:slug>", slugs.get(segment, "none-such")).replace("<number:number>", "1")
+    path = path.replace("<number:number>", "1").replace("<str:name>", "config.json")
+    return "/api/v1/" + path.replace("<slug:slug>", slugs.get(segment, "none-such"))
 
 
 def _body(world: World, route: str) -> dict[str, Any]:
     name = uuid.uuid4().hex[:10]
+    if route.endswith("/exports"):
+        return {"version": str(world.version.pk), "reason": "x"}
     if route.endswith("/pin"):
         return {"version": str(world.version.pk), "reason": "x"}
     if route.endswith("/fork"):
         return {"name": "fork", "step_number": 1, "overrides": run_body(world)["spec"]}
+    if route.endswith("/lend"):
+        return {"run": str(world.run.pk), "reason": "x"}
+    if route.endswith("/lease"):
+        return {}
+    if route.endswith("/replicas"):
+        return {
+            "name": f"r{name}",
+            "inference_url": "https://engine.example:1",
+            "control_url": "https://engine.example:2",
+        }
+    if route.endswith(">/lending"):
+        return {"spec": {"windows": [{"days": [0]}]}, "reason": "x"}
     bodies: dict[str, dict[str, Any]] = {
+        "lending": {"allowed": True, "reason": "x"},
         "users": {"username": f"new{name}", "password": "a long enough password", "role": "viewer"},
         "memberships": {"username": "nobody-at-all", "role": "viewer"},
         "keys": {"name": "k", "scopes": ["read"]},
@@ -219,6 +260,7 @@ def _ids(world: World) -> dict[str, uuid.UUID]:
         "replicas": world.replica.pk,
         "versions": world.version.pk,
         "transfers": world.transfer.pk,
+        "exports": world.export.pk,
         "evaluations": world.evaluation.pk,
         "groups": world.group.pk,
         "rollouts": world.rollout.pk,
@@ -281,7 +323,7 @@ def test_objects_of_another_project_are_not_found_below_ones_own() -> None:
     ids = _ids(other)
     client = client_of(make_user(world.project))
     ids["runs"] = other.run.pk
-    assert len(ids) == 13
+    assert len(ids) == 14
     for method, route in MATRIX:
         if "<uuid:id>" not in route or route.split("/")[2] not in ids:
             continue
@@ -295,7 +337,7 @@ def test_a_pin_to_another_projects_version_is_refused() -> None:
     world, other = make_world(), make_world()
     client = client_of(make_user(world.project))
     path = f"{world.base}/replicas/{world.replica.pk}/pin"
-    response = client.post(path, {"version": str(other.version.pk)}, format="json")
+    response = client.post(path, {"version": str(other.version.pk), "reason": "x"}, format="json")
     assert (response.status_code, response.json()["field"]) == (422, "version")
 
 
@@ -315,11 +357,13 @@ def test_the_matrix_itself() -> None:
         Action.CATALOG_WRITE,
         Action.RUNS_CONTROL,
         Action.FLEET_CONTROL,
+        Action.WEIGHTS_EXPORT,
+        Action.REPLICA_ENROL,
         Action.WORK_REPLAY,
         Action.LANES_MANAGE,
         Action.RELEASES_PROPOSE,
     }
-    assert roles[MemberRole.OWNER] == set(Action) - {Action.ROLLOUT_CALL}
+    assert roles[MemberRole.OWNER] == set(Action)
     scopes = {scope: {action for action in Action if allowed([scope.value], action)} for scope in Scope}
     assert scopes == {
         Scope.READ: {READ},
@@ -327,10 +371,11 @@ def test_the_matrix_itself() -> None:
         Scope.RELEASES: {READ, Action.LANES_MANAGE, Action.RELEASES_PROPOSE, Action.RELEASES_ABORT},
         Scope.RUBRICS: {READ, Action.RUBRICS_PUBLISH},
         Scope.FLEET: {READ, Action.FLEET_CONTROL, Action.WORK_REPLAY},
+        Scope.EXPORT: {READ, Action.WEIGHTS_EXPORT},
         Scope.ADMIN: {READ, MANAGE, Action.USERS_ERASE},
         Scope.FEEDBACK: {Action.FEEDBACK_SEND, Action.FEEDBACK_RETRACT},
         Scope.GATEWAY: {Action.GATEWAY_CALL},
-        Scope.ROLLOUT: {Action.ROLLOUT_CALL},
+        Scope.REPLICA: {Action.REPLICA_ENROL},
     }
 
 

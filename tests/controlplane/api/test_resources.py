@@ -9,7 +9,8 @@ import uuid
 import pytest
 from django.utils import timezone
 
-from controlplane.models import Event, MetricPoint, ReplicaSlot, Run, Task, TaskSet, WorkUnit
+from controlplane.models import Event, MetricPoint, ReplicaSlot, Rollout, RolloutWatch, Run, Task, TaskSet, WorkUnit
+from controlplane.services.observations import rollout_note
 from controlplane.states import ActorKind, RunState, WorkState
 from rl_core.specs import parse_run_spec
 from rl_core.store import open_store
@@ -167,6 +168,51 @@ def test_a_run_is_forked_from_a_step(world, client) -> None:
     assert client.post(path, {**body, "step_number": 9}, format="json").status_code == 404
 
 
+def test_a_file_of_tasks_is_stored_or_refused_as_a_whole(world, client) -> None:
+    path = f"{world.base}/task-sets/file?slug=filed&environment=word-problems"
+    text = "\n".join(json.dumps(task) for task in TASKS)
+    made = client.post(path, text, content_type="application/x-ndjson", headers={"Idempotency-Key": "one"})
+    assert (made.status_code, made.json()["version"]) == (201, 1)
+    again = client.post(path, text, content_type="application/x-ndjson", headers={"Idempotency-Key": "one"})
+    assert (again.json()["id"], again.headers["Idempotency-Replayed"]) == (made.json()["id"], "true")
+    other = client.post(path, text + "\n", content_type="application/x-ndjson", headers={"Idempotency-Key": "one"})
+    assert other.json()["code"] == "idempotency_key_reused"
+    broken = client.post(path, text + "\n{", content_type="application/x-ndjson")
+    assert (broken.status_code, broken.json()["field"]) == (422, "tasks")
+    assert f"line {len(TASKS) + 1}: " in broken.json()["detail"]
+    no_table = client.post(path, b"PAR1", content_type="application/vnd.apache.parquet")
+    assert no_table.status_code in (422, 503)
+    assert client.post(path, {"slug": "x"}, format="json").status_code == 415
+    assert client.post(path.replace("slug=filed&", ""), text, content_type="application/x-ndjson").status_code == 422
+    rows = client.get(f"{world.base}/task-sets?slug=filed").json()["results"]
+    assert [row["version"] for row in rows] == [1]
+    report = client.get(f"{world.base}/task-sets/{made.json()['id']}/report").json()
+    assert (report["proof"], report["findings"], report["tried"], sum(report["histogram"])) == (None, [], 0, 0)
+
+
+def test_a_task_has_a_history_and_its_environment_a_watch(world, client) -> None:
+    for reward in (1.0, 0.5):
+        rollout = Rollout(reward=reward, group=world.group, newest_version=world.version)
+        rollout_note(group=world.group, rollout=rollout, values={}, signs=None)
+    RolloutWatch.objects.create(
+        rollout=world.rollout, environment="word-problems", version=world.version, tokens=9, tool_calls=2,
+        tool_errors=1, no_edit=None, refusal=False, gap=0.25, impossible_passed=None, tests_touched=True,
+        special_cased=False, early_exit=False, tampering=False,
+    )  # fmt: skip
+    history = client.get(f"{world.base}/tasks/{world.group.task_id}/history").json()
+    assert (history["attempts"], history["passes"], history["mean"]) == (2, 1, 0.625)
+    (row,) = history["versions"]
+    assert (row["version"], row["run"], row["mean_reward"]) == (str(world.version.ref), str(world.run.pk), 0.75)
+    report = client.get(f"{world.base}/task-sets/{world.task_set.pk}/report").json()
+    assert (report["tried"], report["attempts"], report["histogram"][7]) == (1, 2, 1)
+    watch = client.get(f"{world.base}/environments/word-problems/watch").json()
+    (seen,) = watch["versions"]
+    assert (seen["rollouts"], seen["version"]) == (1, str(world.version.ref))
+    signs = seen["signs"]
+    assert (signs["gap"], signs["tests_touched"], signs["tool_errors"], signs["no_edit"]) == (0.25, 1.0, 0.5, None)
+    assert watch["compared"] == []
+
+
 def test_task_sets_are_versioned_and_broken_lines_are_named(world, client) -> None:
     path = f"{world.base}/task-sets"
     made = client.post(path, {"slug": "new", "environment": "word-problems", "tasks": TASKS}, format="json")
@@ -203,14 +249,16 @@ def test_rubric_versions_are_immutable_and_numbered(world, client) -> None:
 def test_a_slot_is_pinned_and_let_go(world, client) -> None:
     world.transfer.delete()  # else it is under way to the version already
     path = f"{world.base}/replicas/{world.replica.pk}"
-    assert client.post(f"{path}/unpin", {}, format="json").status_code == 409
+    assert client.post(f"{path}/unpin", {"reason": "x"}, format="json").status_code == 409
     pinned = client.post(f"{path}/pin", {"version": str(world.version.pk), "reason": "hold"}, format="json")
     assert pinned.status_code == 200, pinned.content
     assert pinned.json()["slots"][0]["desired_source"] == "pinned"
     assert WorkUnit.objects.filter(kind="transfer").count() == 1
     assert client.post(f"{path}/unpin", {"reason": "go"}, format="json").json()["slots"][0]["desired_version"] is None
     assert ReplicaSlot.objects.get().desired_source == ""
-    wrong = client.post(f"{path}/pin", {"version": str(world.version.pk), "slot": "candidate"}, format="json")
+    wrong = client.post(
+        f"{path}/pin", {"version": str(world.version.pk), "slot": "candidate", "reason": "x"}, format="json"
+    )
     assert (wrong.status_code, wrong.json()["field"]) == (422, "slot")
 
 

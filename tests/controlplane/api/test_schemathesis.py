@@ -30,6 +30,13 @@ EXAMPLES = 12
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
+@schemathesis.serializer("application/x-ndjson", "application/vnd.apache.parquet")
+def file_as_it_is(context: Any, value: Any) -> bytes:
+    """The body of an upload: bytes, or what a negative case sends in their place."""
+    data = getattr(value, "data", value)
+    return bytes(data) if isinstance(data, bytes | bytearray) else str(data).encode(errors="replace")
+
+
 @pytest.fixture
 def server(test_database_url: str, tmp_path) -> Iterator[str]:
     with serving(test_database_url, log=tmp_path / "web.log") as url:
@@ -40,13 +47,14 @@ def known_parameters(world: World) -> dict[str, list[str]]:
     """Path parameters of things that exist, so that calls get past 404."""
     spare, _ = make_key(world.project)
     rows = [world.task_set, world.task, world.replica, world.version, world.transfer, world.run, world.evaluation]
-    rows += [world.group, world.rollout, world.unit, world.dead, world.attempt, spare]
+    rows += [world.group, world.rollout, world.unit, world.dead, world.attempt, world.export, spare]
     rows += [make_user(world.project).memberships.get()]
     return {
         "project": [world.project.slug],
         "id": [str(row.pk) for row in rows],
         "slug": ["tiny", "sums", "eu", "word-problems"],
         "number": ["1"],
+        "name": ["config.json"],
     }
 
 

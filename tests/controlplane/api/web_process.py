@@ -25,7 +25,7 @@ def serving(database_url: str, *, log: Path) -> Iterator[str]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--log-level", "warning"],
-            env={**os.environ, "DATABASE_URL": database_url},
+            env={**os.environ, "DATABASE_URL": database_url, "REPLICA_NETWORKS": "10.1.0.0/16"},
             cwd=settings.BASE_DIR,
             stdout=output,
             stderr=output,

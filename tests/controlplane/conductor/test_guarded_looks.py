@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from django.db import OperationalError
+from psycopg.errors import DeadlockDetected
 
 from controlplane.conductor import shipping
 from controlplane.conductor.duties import advance_runs
@@ -44,6 +45,14 @@ def test_what_moved_meanwhile_is_looked_at_again_at_once():
 def test_a_database_that_is_away_ends_the_round():
     with pytest.raises(OperationalError):
         Looks("row").at("row", lambda: fails(OperationalError("away")))
+
+
+def test_who_lost_to_another_transaction_is_looked_at_again_at_once():
+    looks = Looks("row", pause_s=60.0)
+    deadlock = OperationalError("deadlock detected")
+    deadlock.__cause__ = DeadlockDetected()
+    assert not looks.at("row", lambda: fails(deadlock))
+    assert looks.at("row", lambda: None)
 
 
 @pytest.mark.django_db
@@ -128,3 +137,41 @@ def test_a_bug_at_one_lane_does_not_keep_the_next_from_its_slot(monkeypatch):
     monkeypatch.setattr(shipping, "slots_advance", broken)
     shipping.advance_lanes()
     assert seen == lanes
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("url", ["http://gpu..example:1", "http://a\u20ac\u2028:1", "no url"])
+def test_an_address_that_is_none_keeps_nobody_else_from_being_looked_at(url, settings, tmp_path):
+    settings.REPLICA_TOKEN_DIR = tmp_path
+    make_cluster(make_project(), replicas=2)
+    lost, well = Replica.objects.order_by("name")
+    Replica.objects.update(state=ReplicaState.OFFLINE)
+    Replica.objects.filter(pk=lost.pk).update(state=ReplicaState.READY)
+    with listener(WELL) as other:
+        for replica, place in ((lost, url), (well, other)):
+            (tmp_path / f"{replica.pk}.control").write_text("token")
+            Replica.objects.filter(pk=replica.pk).update(control_url=place)
+        fleet_poll()
+    states = dict(Replica.objects.values_list("pk", "state"))
+    assert states == {lost.pk: ReplicaState.OFFLINE, well.pk: ReplicaState.READY}
+
+
+@pytest.mark.django_db
+def test_only_the_numbers_of_an_engines_metrics_are_kept(settings, tmp_path):
+    settings.REPLICA_TOKEN_DIR = tmp_path
+    make_cluster(make_project(), replicas=1)
+    replica = Replica.objects.get()
+    (tmp_path / f"{replica.pk}.control").write_text("token")
+    said = {
+        "running": 0,
+        "name": "x" * 9,
+        "huge": 10**30,
+        "a\x00b": 1,
+        "slots": {"default": {"waiting": 2, "of": []}, "x": 1},
+    }
+    with listener({**WELL, "/control/metrics": said}) as url:
+        Replica.objects.filter(pk=replica.pk).update(control_url=url)
+        fleet_poll()
+    replica.refresh_from_db()
+    kept = {key: value for key, value in replica.metrics.items() if key != "polled_at"}
+    assert kept == {"running": 0, "a\ufffdb": 1, "slots": {"default": {"waiting": 2}}}

@@ -257,3 +257,13 @@ async def test_hostile_webhooks_are_refused_without_a_500(world, web):
     unknown = await web.post("/hooks/v1/nobody", content=good, headers=signed(secret, good))
     assert unknown.status_code == 404
     assert await RejectedPayload.objects.filter(project=world.project, sender=slug).acount() == 5
+
+
+@pytest.mark.parametrize("url", ["http://gpu..example:1", "http://-\u20ac\u2028:1"])
+async def test_a_replica_at_no_address_is_passed_over(world, web, engine, url):
+    """Whichever replica is tried first, the next one answers."""
+    await sync_to_async(world.place)(url, name="serving-1")
+    client = openai_client(web, await sync_to_async(world.key)())
+    for number in range(4):
+        messages = [{"role": "user", "content": f"Hello {number}"}]
+        assert (await client.chat.completions.create(model="assistant", messages=messages, max_tokens=2)).choices

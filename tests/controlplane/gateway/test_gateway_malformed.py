@@ -193,10 +193,10 @@ async def test_ten_thousand_malformed_requests_are_answered_with_4xx(send):
 
 
 async def test_a_body_that_is_too_long_or_never_ends(send, monkeypatch):
-    from controlplane.gateway import app
+    from controlplane.gateway import responding
 
-    monkeypatch.setattr(app, "MAX_BODY_BYTES", 1000)
-    monkeypatch.setattr(app, "BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(responding, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(responding, "BODY_TIMEOUT_S", 0.1)
     assert (await send("POST", "/v1/completions", {}, b"x" * 1001)).status_code == 413
 
     async def endless():

@@ -21,6 +21,8 @@ from controlplane.services.payloads import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, bat
 from controlplane.services.signals import signal_define
 from controlplane.states import FeedbackState, SignalType
 from rl_core.store import open_store
+from rl_core.types import ClusterRole
+from tests.domain_factories import make_cluster
 from tests.lane_rows import ACTOR, lane_world, thumbs
 
 pytestmark = pytest.mark.django_db
@@ -102,7 +104,8 @@ def test_many_cost_the_statements_of_one(store):
 
 def test_a_batch_is_one_event_a_topic(store):
     world = lane_world()
-    second = lane_create(project=world.project, slug="b", cluster=world.cluster, model=world.model, actor=ACTOR)
+    other = make_cluster(world.project, slug="other", role=ClusterRole.SERVING)
+    second = lane_create(project=world.project, slug="b", cluster=other, model=world.model, actor=ACTOR)
     here = world.generate(store)
     world.lane, first = second, world.lane
     there = world.generate(store)

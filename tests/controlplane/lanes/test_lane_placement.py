@@ -32,6 +32,13 @@ def test_a_new_lane_is_placed_once():
     assert Transfer.objects.filter(replica=world.replica).count() == 1
 
 
+@pytest.mark.django_db(transaction=True)
+def test_the_conductor_places_a_lane_in_transactions_of_its_own():
+    world = fresh()
+    assert lanes_place() == 1
+    assert desired(world)["default"] == (world.lane.promoted_version, DesiredSource.PROMOTED)
+
+
 def test_a_replica_that_is_away_is_placed_when_it_is_back():
     world = fresh()
     Replica.objects.filter(pk=world.replica.pk).update(state=ReplicaState.OFFLINE)

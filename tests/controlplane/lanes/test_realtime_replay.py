@@ -15,6 +15,7 @@ from controlplane.services.feedback import feedback_receive
 from controlplane.services.groups import groups_discard
 from controlplane.services.windows import lane_train
 from controlplane.states import GroupPurpose, GroupState, RunState, StageState
+from rl_core.session_specs import CompactionKind, CompactionSpec, Limits
 from rl_core.specs import ReplaySpec
 from rl_core.store import open_store
 from rl_core.types import Objective
@@ -24,7 +25,17 @@ from tests.simulated_workers import Simulation
 
 pytestmark = pytest.mark.django_db
 
-REPLAY = {"share": 0.5, "group_size": 2, "sampling": {"max_tokens": 12}, "max_turns": 3, "max_context_tokens": 256}
+REPLAY = {
+    "share": 0.5,
+    "group_size": 2,
+    "sampling": {"max_tokens": 12},
+    "max_turns": 3,
+    "max_context_tokens": 256,
+    "max_sampled_tokens": 99,
+    "max_wall_s": 60.0,
+    "max_parallel_calls": 2,
+    "compaction": {"kind": "drop_tool_results"},
+}
 
 
 @pytest.fixture
@@ -107,7 +118,15 @@ def test_groups_follow_the_replays_settings(store):
         run_advance(run.pk)
     group = RolloutGroup.objects.filter(run=run).first()
     plan = rollout_plan(group)
-    assert (plan.sampling.max_tokens, plan.limits.max_turns, plan.limits.max_context_tokens) == (12, 3, 256)
+    assert plan.sampling.max_tokens == 12
+    assert plan.limits == Limits(
+        max_turns=3,
+        max_context_tokens=256,
+        max_sampled_tokens=99,
+        max_wall_s=60.0,
+        max_parallel_calls=2,
+        compaction=CompactionSpec(kind=CompactionKind.DROP_TOOL_RESULTS),
+    )
     assert (plan.max_staleness, plan.exact_version) == (0, None)
     assert plan.lineage_id == run.lineage_id
 

@@ -225,6 +225,7 @@ def test_a_release_of_that_version_is_loaded_evaluated_and_judged_on_the_same_ta
                 purpose="evaluation",
                 state=GroupState.CONSUMED,
                 position=position,
+                draw=position,
                 size=1,
                 seed=0,
                 admitted_version=evaluation.version,

@@ -1,13 +1,31 @@
 """`manage.py add`: a project of one's own, without the demonstration."""
 
 import stat
+import threading
+import time
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection, connections, transaction
 
-from controlplane.models import Cluster, Event, Membership, ModelCard, Project, Replica, User
-from tests.domain_factories import make_model
+from controlplane.models import (
+    Cluster,
+    Event,
+    Garbage,
+    Membership,
+    ModelCard,
+    Project,
+    RemoteEnvironment,
+    Replica,
+    RubricVersion,
+    User,
+)
+from controlplane.selectors.environments import environment_of, remote_of
+from rl_core.environments.remote.server import RemoteServer, serving
+from rl_core.store import open_store
+from tests.domain_factories import make_model, make_project
 from tests.loop_rig import tiny_model
+from tests.rl_core.environments.remote.customers import SECRET, Asker, Counter
 
 pytestmark = pytest.mark.django_db
 
@@ -98,3 +116,98 @@ def test_addresses_that_are_none_are_refused(add, url):
     with pytest.raises(CommandError, match="not a URL"):
         add(f"replica eu-1 --project acme --cluster eu --control-url http://engine-1:8002 --inference-url={url}")
     assert not Replica.objects.exists()
+
+
+@pytest.fixture
+def secret(tmp_path):
+    path = tmp_path / "secret"
+    path.write_text(SECRET + "\n")
+    return path
+
+
+def test_a_remote_environment_is_asked_and_registered_with_its_rubric(add, secret):
+    add("project acme --owner ada")
+    with serving(RemoteServer(Asker(), secret=SECRET)) as url:
+        said = add(f"environment shop --project acme --remote {url} --secret-file {secret} --session-seconds 60")
+        assert f"a remote environment at {url}" in said
+        add(f"environment shop --project acme --remote {url} --secret-file {secret} --title Shop")
+    row = RemoteEnvironment.objects.get()
+    assert (row.title, row.kind, row.url, row.session_s) == ("Shop", "environment", url, 1800)
+    assert SECRET not in str(vars(row))
+    assert remote_of(row).place.secret == SECRET
+    (criterion,) = RubricVersion.objects.get(rubric__slug="shop").criteria
+    assert (criterion["kind"], criterion["weight"]) == ("reported", 1.0)
+    assert Event.objects.filter(type="environment.registered", data__slug="shop").count() == 2
+    assert SECRET not in str(list(Event.objects.values_list("data", flat=True)))
+
+
+def test_a_remote_world_brings_its_tools(add, secret):
+    add("project acme --owner ada")
+    with serving(RemoteServer(Counter(), secret=SECRET)) as url:
+        add(f"environment count --project acme --remote {url} --secret-file {secret}")
+    environment = environment_of(Project.objects.get().pk, "count")
+    assert [tool.name for tool in environment.tools] == ["add"]
+    assert environment_of(make_project().pk, "count") is None
+    assert not RubricVersion.objects.exists()
+
+
+def test_what_is_no_remote_is_refused(add, secret, tmp_path):
+    add("project acme --owner ada")
+    other = tmp_path / "other"
+    other.write_text("whsec_ZmVkY2JhOTg3NjU0MzIxMGZlZGNiYTk4NzY1NDMyMTA=")
+    strange = Counter()
+    strange.tools = [{"name": "add", "parameters": {"type": "nonsense"}}]
+    with serving(RemoteServer(Asker(), secret=SECRET)) as url, serving(RemoteServer(strange, secret=SECRET)) as odd:
+        for line, match in [
+            (f"word-problems --remote {url} --secret-file {secret}", "ships"),
+            (f"shop --remote {url} --secret-file {other}", "another secret"),
+            (f"shop --remote {url} --secret-file {tmp_path / 'nothing'}", "does not read"),
+            (f"shop --remote {url} --secret-file {secret} --session-seconds 1", "10 to 86400 seconds"),
+            (f"shop --remote http://127.0.0.1:9/ --secret-file {secret}", "did not answer"),
+            (f"shop --remote ftp://host/ --secret-file {secret}", "http"),
+            (f"shop --remote {odd} --secret-file {secret}", "cannot be used"),
+        ]:
+            with pytest.raises(CommandError, match=match):
+                add(f"environment {line} --project acme")
+    (tmp_path / "none").write_text("no secret")
+    with pytest.raises(CommandError, match="secret"):
+        add(f"environment shop --project acme --remote {url} --secret-file {tmp_path / 'none'}")
+    assert not RemoteEnvironment.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_model_whose_weights_a_collector_deletes_just_now_is_written_again(add, tmp_path, settings):
+    folder = tiny_model(tmp_path / "model")
+    add("project acme --owner ada")
+    add(f"model ours --project acme --folder {folder}")
+    store, card = open_store(settings.STORE_URL), ModelCard.objects.get()
+    ModelCard.objects.all().delete()  # nothing names the weights any more
+    there = {info.key for info in store.list("snapshots")}
+    Garbage.objects.bulk_create(Garbage(key=key, bytes=1, reason="test") for key in there)
+    locked = threading.Event()
+
+    def collect():
+        with transaction.atomic():
+            list(Garbage.objects.select_for_update())
+            locked.set()
+            while not _waited_for():
+                time.sleep(0.02)
+            for key in there:
+                store.delete(key)
+            Garbage.objects.all().delete()
+        connections.close_all()
+
+    collector = threading.Thread(target=collect, daemon=True)
+    collector.start()
+    assert locked.wait(60)
+    add(f"model ours --project acme --folder {folder}")
+    collector.join()
+    assert ModelCard.objects.get().manifest_key == card.manifest_key
+    assert {info.key for info in store.list("snapshots")} == there
+
+
+def _waited_for():
+    """Whether somebody's transaction waits for a lock."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return cursor.fetchone()[0] > 0

@@ -4,6 +4,8 @@ import pytest
 
 from controlplane.models import Cluster, ModelCard
 from controlplane.processes.local_engines import LocalEngines
+from controlplane.states import WeightSlot
+from rl_core.engines.__main__ import slot_names
 from tests.lane_rows import lane_world
 
 pytestmark = pytest.mark.django_db
@@ -17,6 +19,11 @@ def local(tmp_path, settings):
     Cluster.objects.filter(pk=world.cluster.pk).update(local=True)
     ModelCard.objects.filter(pk=world.model.pk).update(folder=str(tmp_path))
     return world
+
+
+def test_an_engine_calls_its_slots_what_the_control_plane_asks_for():
+    for count in range(1, len(WeightSlot) + 1):
+        assert slot_names(str(count)) == tuple(list(WeightSlot)[:count])
 
 
 def test_engines_of_every_local_cluster_run_unless_some_are_named(local):

@@ -45,6 +45,7 @@ def make_group(run, *, purpose=GroupPurpose.TRAIN, task=None, **values):
         size=1,
         seed=0,
         admitted_version=run.lineage.head,
+        draw=values.get("position", 0),
         **values,
     )
 

@@ -5,9 +5,19 @@ import pytest
 from controlplane.errors import Conflict, Invalid
 from controlplane.models import Event, RubricVersion, Task, TaskSet
 from controlplane.services.catalog import rubric_publish, task_set_create
+from controlplane.services.runs import run_create
 from controlplane.states import EventType
 from rl_core.types import Split
-from tests.domain_factories import CRITERIA, ROOT, TESTER, make_model, make_project, make_tasks
+from tests.domain_factories import (
+    CRITERIA,
+    ROOT,
+    TESTER,
+    make_cluster,
+    make_model,
+    make_project,
+    make_spec,
+    make_tasks,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -72,3 +82,18 @@ def test_what_is_no_rubric_is_refused_with_the_reason(criteria, what):
     with pytest.raises(Invalid, match=what) as refused:
         publish(make_project(), criteria)
     assert refused.value.field == "criteria"
+
+
+def test_a_run_refuses_a_rubric_that_waits_for_users_who_never_see_its_rollouts():
+    project = make_project()
+    make_model(project)
+    make_cluster(project)
+    task_set_create(
+        project=project, slug="word-problems", environment="word-problems", tasks=make_tasks(train=4), actor=TESTER
+    )
+    thumbs = {"key": "liked", "text": "Liked", "kind": "user_signal", "weight": 1, "params": {"signal": "thumbs"}}
+    publish(project, [*CRITERIA, thumbs])
+    with pytest.raises(Invalid, match=r"criterion liked .* reads a user's signal.*signal map"):
+        run_create(project=project, name="r", spec=make_spec(rubric="r"), actor=TESTER)
+    publish(project, CRITERIA)
+    assert run_create(project=project, name="r", spec=make_spec(rubric="r"), actor=TESTER).name == "r"

@@ -5,7 +5,8 @@ import pytest
 from controlplane.conductor.fleet import bury_dead_transfers, look_at, rates, slots_reconcile
 from controlplane.errors import Conflict, Invalid, StaleFence
 from controlplane.models import Event, PolicyVersion, Replica, ReplicaSlot, Transfer, WorkUnit
-from controlplane.services.fleet import ReplicaReport, SlotReport, replica_register, replica_report, slot_target
+from controlplane.services.fleet import replica_register, slot_target
+from controlplane.services.replica_reports import ReplicaReport, SlotReport, replica_report
 from controlplane.services.transfers import TransferReport, transfer_begin, transfer_done
 from controlplane.services.work import work_fail, work_replay
 from controlplane.states import (
@@ -123,8 +124,9 @@ def test_what_a_replica_reports_is_written_and_told_once():
     replica = replica_report(replica=replica, report=ReplicaReport(reachable=False, error="refused"))
     assert (replica.state, replica.error) == (ReplicaState.OFFLINE, "refused")
     assert ReplicaSlot.objects.get(replica=replica).current_version == run.lineage.head
-    replica = replica_report(replica=replica, report=ReplicaReport(reachable=True, poisoned=True))
-    assert replica.state == ReplicaState.POISONED
+    faulty = {"default": SlotReport(str(run.lineage.head.ref), run.lineage.head.root, "poisoned: a torn write")}
+    replica = replica_report(replica=replica, report=ReplicaReport(reachable=True, slots=faulty))
+    assert (replica.state, replica.error) == (ReplicaState.POISONED, "slot default: poisoned: a torn write")
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "tiny:0-0", "00000000-0000-0000-0000-000000000000:0-0"])

@@ -12,9 +12,8 @@ from controlplane.services.versions import (
     epoch_open,
     version_begin,
     version_commit,
-    version_export,
 )
-from controlplane.states import VersionState, WorkKind
+from controlplane.states import VersionState
 from tests.domain_factories import TESTER, make_run
 
 WEIGHTS = PublishedWeights(root="b" * 64, manifest_key="m", delta_bytes=1, full_bytes=9, changed_elements=1, elements=4)
@@ -83,15 +82,6 @@ def test_a_new_epoch_abandons_what_the_old_one_was_publishing():
     version.refresh_from_db()
     assert version.state == VersionState.ABANDONED
     assert begin(run, fence=2, epoch=1).ref > version.ref
-
-
-@pytest.mark.django_db
-def test_only_a_committed_version_is_exported():
-    run = make_run()
-    with pytest.raises(Conflict):
-        version_export(version=begin(run, fence=1))
-    version_export(version=run.lineage.head)
-    assert run.work.get(kind=WorkKind.EXPORT).ref == run.lineage.head_id
 
 
 @pytest.mark.django_db(transaction=True)

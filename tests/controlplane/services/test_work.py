@@ -194,6 +194,14 @@ def test_a_bug_is_errored_with_its_traceback_and_dies_at_the_cap():
 
 
 @pytest.mark.django_db
+def test_a_bug_is_written_down_whatever_its_text_quotes():
+    claim = claimed()
+    assert work_fail(claim, ValueError("a\x00b\ud800c")) == WorkState.QUEUED
+    assert unit_of(claim).error == "a\ufffdb?c"
+    assert "a\ufffdb?c" in Attempt.objects.get().traceback
+
+
+@pytest.mark.django_db
 def test_a_unit_that_kills_its_workers_dies_too():
     unit = make_unit(max_failures=2)
     for _ in range(2):

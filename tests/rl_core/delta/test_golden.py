@@ -1,6 +1,6 @@
-"""Every format that was ever published must decode for ever. `golden/formatN` is a store written by format N.
+"""Every format that was ever published must decode for ever. `golden/framesN` is a store written by codec `frames/N`.
 
-To add a format: `python tests/rl_core/delta/test_golden.py golden/formatN` once, and commit it. Never rewrite an
+To add a codec: `python tests/rl_core/delta/test_golden.py golden/framesN` once, and commit it. Never rewrite an
 older one; a failure here means that weights in customers' stores can no longer be read.
 """
 
@@ -23,13 +23,18 @@ from rl_core.delta import (
     reconcile,
     weights_root,
 )
-from rl_core.delta.codec import FrameMode
-from rl_core.delta.manifest import FORMAT
+from rl_core.delta.codec import CODEC_VERSION, FrameMode, Profile
 from rl_core.store import open_store
 from rl_core.types import VersionRef
 
 GOLDEN = Path(__file__).with_name("golden")
-FORMATS = sorted(path.name for path in GOLDEN.iterdir()) if GOLDEN.is_dir() else []
+WHOLE = {FrameMode.RAW, FrameMode.PLANES}
+MODES = {
+    "frames1": {FrameMode.RAW, FrameMode.GAP_ULP},
+    "frames2": WHOLE | {FrameMode.GAP_ULP, FrameMode.CLASS_GAP_ULP},
+    "frames3": WHOLE | {FrameMode.TINY_GAP_ULP, FrameMode.HAZARD},
+}
+CODECS = sorted(path.name for path in GOLDEN.iterdir()) if GOLDEN.is_dir() else []
 
 
 def weights(number: int) -> dict[str, torch.Tensor]:
@@ -51,18 +56,34 @@ def weights(number: int) -> dict[str, torch.Tensor]:
     if number == 3:
         made["new.bool"] = torch.arange(9) % 2 == 0
         del made["words.i64"]
+    if number >= 4:
+        made["law.f32"] = law(number).view(torch.float32)
     return made
 
 
+def law(number: int) -> torch.Tensor:
+    """Words of many magnitudes; in versions 5 and 7 the small ones have moved by one step, in version 6 all are others.
+
+    Version 8 has moved the smallest.
+    """
+    scattered = torch.arange(20_000, dtype=torch.int64) * 2_654_435_761 % 2**32
+    words = 0x3C00 - (scattered >> 20) % 8 * 128 * (scattered >> 9) % 0x0800 + scattered % 128
+    moved = (scattered >> 13) % 997 < 1000 >> ((words >> 7) - 0x68).clamp(0, 20)
+    stepped = (words << 16) + moved * (1 - (scattered >> 11) % 2 * 2)
+    others = scattered % 0x7000_0000
+    return {4: words << 16, 5: stepped, 6: others, 7: stepped, 8: stepped + moved}[number].to(torch.int32)
+
+
 def write(folder: Path) -> None:
-    """Publish versions 0 to 3; 3 is a raw delta, the others apply backwards too."""
+    """Publish versions 0 to 8; 3, 4, 6 and 7 bring whole tensors, the others apply backwards too."""
     store = open_store(folder)
     published = [publish_snapshot(store, weights(0), key_prefix="snapshots/golden", version=VersionRef("golden", 0, 0))]
-    for number in range(1, 4):
+    for number in range(1, 9):
         base = Base(f"golden:0-{number - 1}", published[-1].root, published[-1].manifest_key)
         version = VersionRef("golden", 0, number)
         old, new = weights(number - 1), weights(number)
-        published.append(publish_delta(store, old=old, new=new, version=version, base=base, fence=7))
+        profile = Profile.FAST if number in (2, 8) else Profile.SMALL
+        published.append(publish_delta(store, old=old, new=new, version=version, base=base, fence=7, profile=profile))
     versions = [{"root": one.root, "manifest": one.manifest_key} for one in published]
     (folder / "versions.json").write_text(json.dumps(versions, indent=1) + "\n")
 
@@ -77,27 +98,29 @@ def opened(name: str, tmp_path: Path):
     return open_store(tmp_path / name), targets
 
 
-def test_the_current_format_has_its_golden_files():
-    assert [f"format{number}" for number in range(1, FORMAT + 1)] == FORMATS
-    assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 50_000 * len(FORMATS)
+def test_the_current_codec_has_its_golden_files():
+    assert CODECS[-1] == CODEC_VERSION.replace("/", "")
+    assert [f"frames{number}" for number in range(1, len(CODECS) + 1)] == CODECS
+    assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 50_000 * len(CODECS)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", CODECS)
 def test_golden_files_decode(name, tmp_path):
     store, targets = opened(name, tmp_path)
     shadow = ShadowWeights.from_tensors({"other": torch.ones(3)})
-    for number in (0, 1, 2, 1, 0, 3, 2):
+    for number in (0, 1, 2, 1, 0, 3, 2, *range(3, len(targets)), *reversed(range(4, len(targets)))):
         reconcile(store, shadow, targets[number])
         assert shadow.root == weights_root(weights(number)) == targets[number].root
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", CODECS)
 def test_golden_files_hold_every_mode_and_direction(name, tmp_path):
     store, targets = opened(name, tmp_path)
     manifests = [read_manifest(store, target.manifest) for target in targets]
     modes = {frame.mode for manifest in manifests[1:] for frame in manifest.frames}
-    assert modes == set(FrameMode)
-    assert [manifest.reversible for manifest in manifests] == [False, True, True, False]
+    assert modes == MODES[name]
+    reversible = [False, True, True, False, False, True, False, False, True]
+    assert [manifest.reversible for manifest in manifests] == reversible[: len(manifests)]
     shadow = ShadowWeights.from_tensors(weights(2), manifest_key=targets[2].manifest)
     assert [hop.kind for hop in reconcile(store, shadow, targets[0]).hops] == [HopKind.BACKWARD] * 2
 

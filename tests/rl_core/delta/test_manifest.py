@@ -36,8 +36,8 @@ def test_other_spellings_of_the_same_content_are_refused(manifest):
 
 
 def test_an_unknown_format_is_named(manifest):
-    later = encode_manifest(msgspec.structs.replace(manifest, format=2))
-    with pytest.raises(ManifestError, match=r"format 2 is not known.*upgrade"):
+    later = encode_manifest(msgspec.structs.replace(manifest, format=3))
+    with pytest.raises(ManifestError, match=r"format 3 is not known.*upgrade"):
         decode_manifest(later)
     strange = msgspec.json.encode({"format": 9, "entirely": "different"})
     with pytest.raises(ManifestError, match="format 9"):
@@ -65,6 +65,9 @@ LIES = {
     "segment digest": lambda m: msgspec.structs.replace(
         m, segments=[msgspec.structs.replace(m.segments[0], blake3="no")]
     ),
+    "segment size": lambda m: msgspec.structs.replace(
+        m, segments=[msgspec.structs.replace(m.segments[0], size=(64 << 20) + 1)]
+    ),
     "no such segment": lambda m: _frames(m, segment=5),
     "beyond the segment": lambda m: _frames(m, offset=10**9),
     "no such tensor": lambda m: _frames(m, ranges=[TensorRange(10**6, 0, 1)]),
@@ -80,6 +83,19 @@ def test_a_well_sealed_lie_is_refused(manifest, lie):
     """The digest only proves that a manifest is whole; what it says must also hold together."""
     with pytest.raises(ManifestError):
         decode_manifest(encode_manifest(LIES[lie](manifest)))
+
+
+def test_a_frame_of_more_weights_than_are_decoded_at_once_is_refused(manifest, monkeypatch):
+    monkeypatch.setattr("rl_core.delta.manifest.FRAME_BYTES", 16)
+    with pytest.raises(ManifestError, match="a frame holds more than 16 bytes"):
+        decode_manifest(encode_manifest(manifest))
+
+
+def test_a_manifest_may_be_only_so_long(manifest, monkeypatch):
+    monkeypatch.setattr("rl_core.delta.manifest._MAX_MANIFEST_BYTES", 100)
+    for data in (encode_manifest(manifest), b"[" * 101):
+        with pytest.raises(ManifestError, match="longer than"):
+            decode_manifest(data)
 
 
 def test_a_snapshot_must_hold_every_element(tmp_path):

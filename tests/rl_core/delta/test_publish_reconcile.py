@@ -1,3 +1,6 @@
+from functools import partial
+
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,8 +32,8 @@ def kinds(hops):
     return [hop.kind for hop in hops]
 
 
-def test_chains_forwards_backwards_and_to_where_one_is(tmp_path):
-    lineage = Lineage(tmp_path, versions=5)
+def test_chains_forwards_backwards_and_to_where_one_is(location):
+    lineage = Lineage(location, versions=5)
     shadow = lineage.shadow(0)
     for number, kind, hops in [
         (3, HopKind.FORWARD, 3),
@@ -49,8 +52,8 @@ def test_chains_forwards_backwards_and_to_where_one_is(tmp_path):
         assert (result.bytes_fetched > 0) == bool(hops)
 
 
-def test_exactly_the_changed_tensors_are_reported(tmp_path):
-    lineage = Lineage(tmp_path, versions=0)
+def test_exactly_the_changed_tensors_are_reported(location):
+    lineage = Lineage(location, versions=0)
     new = dict(lineage.weights[0])
     new["model.norm.weight"] = new["model.norm.weight"] + 1
     lineage.publish(new, onto=0)
@@ -61,8 +64,8 @@ def test_exactly_the_changed_tensors_are_reported(tmp_path):
     assert lineage.published[1].changed_elements == 32
 
 
-def test_a_branch_is_reached_over_the_common_ancestor(tmp_path):
-    lineage = Lineage(tmp_path, versions=3)
+def test_a_branch_is_reached_over_the_common_ancestor(location):
+    lineage = Lineage(location, versions=3)
     fork = lineage.publish(step(lineage.weights[1], seed=77), onto=1)
     shadow = lineage.shadow(3)
     result = reconcile(lineage.store, shadow, lineage.target(fork))
@@ -70,8 +73,8 @@ def test_a_branch_is_reached_over_the_common_ancestor(tmp_path):
     assert same_bits(shadow.tensors, lineage.weights[fork])
 
 
-def test_one_hop_reads_one_manifest(tmp_path, monkeypatch):
-    lineage = Lineage(tmp_path, versions=6)
+def test_one_hop_reads_one_manifest(location, monkeypatch):
+    lineage = Lineage(location, versions=6)
     read = []
     get = lineage.store.get
     monkeypatch.setattr(lineage.store, "get", lambda key: read.append(key) or get(key))
@@ -82,8 +85,8 @@ def test_one_hop_reads_one_manifest(tmp_path, monkeypatch):
     assert len(read) <= 3
 
 
-def test_the_cheapest_path_wins(tmp_path):
-    lineage = Lineage(tmp_path, versions=12)
+def test_the_cheapest_path_wins(location):
+    lineage = Lineage(location, versions=12)
     key = lineage.snapshot(12)
     near = plan_path(lineage.store, lineage.shadow(11), lineage.target(12, snapshot=key))
     far = plan_path(lineage.store, lineage.shadow(0), lineage.target(12, snapshot=key))
@@ -92,8 +95,8 @@ def test_the_cheapest_path_wins(tmp_path):
     assert far[0].bytes < sum(hop.bytes for hop in plan_path(lineage.store, lineage.shadow(0), lineage.target(12)))
 
 
-def test_a_stranger_falls_back_to_the_nearest_snapshot(tmp_path):
-    lineage = Lineage(tmp_path, versions=4)
+def test_a_stranger_falls_back_to_the_nearest_snapshot(location):
+    lineage = Lineage(location, versions=4)
     strange = make_weights(seed=9)
     shadow = ShadowWeights.from_tensors(strange)
     result = reconcile(lineage.store, shadow, lineage.target(4))  # the chain ends in the snapshot of 0-0
@@ -106,16 +109,16 @@ def test_a_stranger_falls_back_to_the_nearest_snapshot(tmp_path):
     assert same_bits(shadow.tensors, lineage.weights[4])
 
 
-def test_a_snapshot_that_is_gone_is_replaced_by_the_chains_own(tmp_path):
-    lineage = Lineage(tmp_path, versions=2)
+def test_a_snapshot_that_is_gone_is_replaced_by_the_chains_own(location):
+    lineage = Lineage(location, versions=2)
     shadow = ShadowWeights.from_tensors(make_weights(seed=9))
     result = reconcile(lineage.store, shadow, lineage.target(2, snapshot="snapshots/collected/manifest.json"))
     assert kinds(result.hops)[0] is HopKind.SNAPSHOT
     assert same_bits(shadow.tensors, lineage.weights[2])
 
 
-def test_a_base_that_does_not_match_is_refused_never_guessed(tmp_path):
-    store = open_store(tmp_path)
+def test_a_base_that_does_not_match_is_refused_never_guessed(location):
+    store = open_store(location)
     old = make_weights()
     base = Base(str(V0), weights_root(old))  # an initial checkpoint that nobody published
     published = publish_delta(store, old=old, new=step(old, seed=1), version=V1, base=base, fence=0)
@@ -129,22 +132,48 @@ def test_a_base_that_does_not_match_is_refused_never_guessed(tmp_path):
     reconcile(store, ShadowWeights.from_tensors(old), target)
 
 
-def test_the_publisher_refuses_a_base_that_it_does_not_hold(tmp_path):
-    old = make_weights()
+def test_the_publisher_refuses_a_base_that_it_does_not_hold(location):
+    old, store = make_weights(), open_store(location)
     with pytest.raises(BaseMismatch, match="last published"):
         publish_delta(
-            open_store(tmp_path),
+            store,
             old=step(old, seed=3),
             new=step(old, seed=1),
             version=V1,
             base=Base(str(V0), weights_root(old)),
             fence=0,
         )
-    assert list(tmp_path.iterdir()) == []
+    assert list(store.list()) == []
 
 
-def test_a_second_publication_under_one_fence(tmp_path):
-    lineage = Lineage(tmp_path, versions=1)
+def test_segments_are_told_of_once_they_stand_and_before_the_manifest(location, monkeypatch):
+    monkeypatch.setattr("rl_core.delta.publisher.SEGMENT_BYTES", 1 << 10)
+    monkeypatch.setattr("rl_core.delta.publisher.plan_frames", partial(plan_frames, frame_bytes=1 << 12))
+    lineage = Lineage(location, versions=0)
+    store, new = lineage.store, step(lineage.weights[0], seed=1, lr=1e-2)
+    base = Base("lin:0-0", lineage.published[0].root, lineage.published[0].manifest_key)
+    told = []
+
+    def tell(segment):
+        assert store.head(segment.key).size_bytes == segment.size
+        assert [info.key for info in store.list("lineages") if info.key.endswith("manifest.json")] == []
+        told.append(segment)
+
+    arguments = {"old": lineage.weights[0], "new": new, "version": V1, "base": base, "fence": 0, "on_segment": tell}
+    published = publish_delta(store, **arguments)
+    segments = read_manifest(store, published.manifest_key).segments
+    assert told == segments
+    assert len(segments) > 2
+    assert published.encode_s > 0
+    # Run again after a kill in front of the manifest: those that stand are told of too.
+    store.delete(published.manifest_key)
+    told.clear()
+    publish_delta(store, **arguments)
+    assert told == segments
+
+
+def test_a_second_publication_under_one_fence(location):
+    lineage = Lineage(location, versions=1)
     base = Base("lin:0-0", lineage.published[0].root, lineage.published[0].manifest_key)
     again = publish_delta(lineage.store, old=lineage.weights[0], new=lineage.weights[1], version=V1, base=base, fence=0)
     assert again.adopted
@@ -158,16 +187,16 @@ def test_a_second_publication_under_one_fence(tmp_path):
     assert fenced.manifest_key == "lineages/lin/0-1/1/manifest.json"
 
 
-def test_a_target_whose_manifest_is_anothers_is_refused(tmp_path):
-    lineage = Lineage(tmp_path, versions=2)
+def test_a_target_whose_manifest_is_anothers_is_refused(location):
+    lineage = Lineage(location, versions=2)
     right = lineage.target(2)
     wrong = Target(version=right.version, root=right.root, manifest=lineage.published[1].manifest_key)
     with pytest.raises(ManifestError, match="was named"):
         reconcile(lineage.store, lineage.shadow(0), wrong)
 
 
-def test_a_fork_begins_with_its_parents_manifest(tmp_path):
-    lineage = Lineage(tmp_path, versions=2)
+def test_a_fork_begins_with_its_parents_manifest(location):
+    lineage = Lineage(location, versions=2)
     parent = lineage.target(2)
     first = Target(version="fork:0-0", root=parent.root, manifest=parent.manifest)
     shadow = lineage.shadow(0)
@@ -185,8 +214,8 @@ def test_a_fork_begins_with_its_parents_manifest(tmp_path):
     assert (shadow.version, shadow.root) == ("fork:0-0", parent.root)
 
 
-def test_a_chain_that_names_anothers_manifest_as_its_base_is_refused(tmp_path):
-    lineage = Lineage(tmp_path, versions=3)
+def test_a_chain_that_names_anothers_manifest_as_its_base_is_refused(location):
+    lineage = Lineage(location, versions=3)
     crooked = Base("lin:0-3", lineage.published[3].root, lineage.published[1].manifest_key)
     new = step(lineage.weights[3], seed=50)
     published = publish_delta(
@@ -198,8 +227,8 @@ def test_a_chain_that_names_anothers_manifest_as_its_base_is_refused(tmp_path):
     assert len(plan_path(lineage.store, lineage.shadow(3), target)) == 1  # nobody needs to look at the base's manifest
 
 
-def test_new_removed_reshaped_and_retyped_tensors(tmp_path):
-    lineage = Lineage(tmp_path, versions=0)
+def test_new_removed_reshaped_and_retyped_tensors(location):
+    lineage = Lineage(location, versions=0)
     new = step(lineage.weights[0], seed=1)
     del new["model.layers.0.mlp.up_proj.weight"]
     new["model.new"] = torch.randn(3, 5)
@@ -218,8 +247,8 @@ def test_new_removed_reshaped_and_retyped_tensors(tmp_path):
     assert same_bits(shadow.tensors, lineage.weights[0])
 
 
-def test_a_delta_that_only_removes_cannot_be_taken_back(tmp_path):
-    lineage = Lineage(tmp_path, versions=0)
+def test_a_delta_that_only_removes_cannot_be_taken_back(location):
+    lineage = Lineage(location, versions=0)
     new = {name: tensor for name, tensor in lineage.weights[0].items() if name != "model.norm.weight"}
     number = lineage.publish(new, onto=0)
     assert not lineage.published[number].reversible
@@ -230,8 +259,8 @@ def test_a_delta_that_only_removes_cannot_be_taken_back(tmp_path):
     assert same_bits(shadow.tensors, lineage.weights[0])
 
 
-def test_every_dtype_and_odd_shape(tmp_path):
-    store = open_store(tmp_path)
+def test_every_dtype_and_odd_shape(location):
+    store = open_store(location)
     old = {
         "f64": torch.randn(3, dtype=torch.float64),
         "f32": torch.randn(4, 3),
@@ -278,11 +307,11 @@ def test_any_pair_of_bits_arrives(data, tmp_path_factory):
     assert same_bits(shadow.tensors, new)
 
 
-def test_several_frames_and_segments(tmp_path, monkeypatch):
+def test_several_frames_and_segments(location, monkeypatch):
     monkeypatch.setattr("rl_core.delta.publisher.SEGMENT_BYTES", 1 << 20)
     generator = torch.Generator().manual_seed(0)
     old = {f"w{i}": torch.randn(3_000_000, generator=generator).bfloat16() for i in range(3)} | make_weights()
-    store = open_store(tmp_path)
+    store = open_store(location)
     snapshot = publish_snapshot(store, old, key_prefix="snapshots/a", version=V0, threads=2)
     manifest = read_manifest(store, snapshot.manifest_key)
     assert len(manifest.segments) > 2
@@ -291,7 +320,10 @@ def test_several_frames_and_segments(tmp_path, monkeypatch):
     base = Base(str(V0), snapshot.root, snapshot.manifest_key)
     delta = publish_delta(store, old=old, new=new, version=V1, base=base, fence=0, threads=2)
     alone = publish_delta(store, old=old, new=new, version=V1, base=base, fence=1, threads=1)
-    assert delta.bytes == alone.bytes
+    assert read_manifest(store, delta.manifest_key).segments == [
+        msgspec.structs.replace(segment, key=segment.key.replace("/1/", "/0/"))
+        for segment in read_manifest(store, alone.manifest_key).segments
+    ]
     shadow = ShadowWeights.from_tensors(make_weights(seed=4))
     seen = []
     reconcile(

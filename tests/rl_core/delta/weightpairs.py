@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from rl_core.delta import Base, ShadowWeights, Target, publish_delta, publish_snapshot
-from rl_core.store import open_store
+from rl_core.delta import Base, ShadowWeights, Target, publish_delta, publish_snapshot, read_manifest
+from rl_core.store import ObjectStore, open_store
 from rl_core.types import VersionRef
 
 
@@ -45,11 +45,20 @@ def same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> 
     )
 
 
+def replace(store: ObjectStore, key: str, data: bytes | None) -> None:
+    """What a broken or a hostile store does: other bytes under the key, or none."""
+    store.delete(key)
+    if data is not None:
+        store.put(key, data)
+
+
 class Lineage:
     """A published chain: a snapshot of version 0-0, then one delta a version. `weights[n]` are version 0-n's."""
 
-    def __init__(self, folder: Path, *, versions: int, dtype: torch.dtype = torch.bfloat16, layers: int = 3) -> None:
-        self.store = open_store(folder)
+    def __init__(
+        self, location: Path | str, *, versions: int, dtype: torch.dtype = torch.bfloat16, layers: int = 3
+    ) -> None:
+        self.store = open_store(location)
         self.weights = [make_weights(dtype=dtype, layers=layers)]
         prefix = "snapshots/lin/0-0/0"
         self.published = [
@@ -72,6 +81,10 @@ class Lineage:
         prefix = f"snapshots/lin/0-{number}/0"
         version = VersionRef("lin", 0, number)
         return publish_snapshot(self.store, self.weights[number], key_prefix=prefix, version=version).manifest_key
+
+    def segment(self, number: int) -> str:
+        """Key of the first segment of a version."""
+        return read_manifest(self.store, self.published[number].manifest_key).segments[0].key
 
     def shadow(self, number: int) -> ShadowWeights:
         key = self.published[number].manifest_key

@@ -65,9 +65,9 @@ def make_model_folder(
     return folder
 
 
-def endless_model_folder(folder: Path, *, routed: bool = False) -> Path:
+def endless_model_folder(folder: Path, *, routed: bool = False, **overrides: Any) -> Path:
     """A model that ends a sequence only by its limit, so that swaps meet every one of them."""
-    make_model_folder(folder, routed=routed)
+    make_model_folder(folder, routed=routed, **overrides)
     for name in ("config.json", "generation_config.json"):
         path = folder / name
         path.write_text(path.read_text().replace('"eos_token_id": 258', '"eos_token_id": 100000'))

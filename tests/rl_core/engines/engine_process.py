@@ -12,10 +12,11 @@ from pathlib import Path
 
 import engine_factories as make
 
-from rl_core.engines.client import ControlClient
+from rl_core.engines.control_client import ControlClient
 from rl_core.errors import EngineUnreachable
 
 INFERENCE_TOKEN, CONTROL_TOKEN = "inference-secret", "control-secret"
+PROGRAM = ("-m", "rl_core.engines")
 
 
 @dataclass
@@ -40,7 +41,9 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def command(folder: Path, state: Path, *, port: int, control_port: int, **flags: object) -> list[str]:
+def command(
+    folder: Path, state: Path, *, port: int, control_port: int, program: tuple[str, ...] = PROGRAM, **flags: object
+) -> list[str]:
     state.mkdir(exist_ok=True)
     for name, token in (("inference", INFERENCE_TOKEN), ("control", CONTROL_TOKEN)):
         (state / f"{name}.token").write_text(token + "\n")
@@ -50,13 +53,16 @@ def command(folder: Path, state: Path, *, port: int, control_port: int, **flags:
         "control-token-file": state / "control.token", "max-len": 512, "max-seqs": 8, **flags,
     }  # fmt: skip
     pairs = [part for key, value in arguments.items() for part in (f"--{key}", str(value))]
-    return [sys.executable, "-m", "rl_core.engines", *pairs]
+    return [sys.executable, *program, *pairs]
 
 
 @contextlib.contextmanager
-def running_engine(folder: Path, state: Path, **flags: object) -> Iterator[EngineProcess]:
+def running_engine(
+    folder: Path, state: Path, *, program: tuple[str, ...] = PROGRAM, **flags: object
+) -> Iterator[EngineProcess]:
+    """An engine that answers. `program` is what Python runs: another one is the engine with something changed."""
     port, control_port = free_ports(2)
-    arguments = command(folder, state, port=port, control_port=control_port, **flags)
+    arguments = command(folder, state, port=port, control_port=control_port, program=program, **flags)
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
     engine = EngineProcess(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{control_port}")
 

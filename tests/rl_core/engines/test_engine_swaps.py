@@ -144,9 +144,31 @@ def test_stage_refuses_what_does_not_fit(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_swap_fails_requests_that_want_the_old_version(tmp_path: Path) -> None:
+def test_swap_lets_requests_for_the_old_version_finish_and_takes_no_more(tmp_path: Path) -> None:
     folder = make.endless_model_folder(tmp_path / "m", routed=False)
     engine = make.make_engine(folder)
+    engine.relabel(V1)
+    gate = make.Gate(10)
+    exact = make.submit(engine, [1, 2, 3], max_tokens=200, exact_version=V1, on_token=gate)
+    least = make.submit(engine, [1, 2, 3], max_tokens=240, min_version=V1)
+    assert gate.reached.wait(60)
+    staged = engine.stage(make.perturbed(engine.tensors(), seed=1))
+    with ThreadPoolExecutor(1) as pool:
+        committed = pool.submit(engine.commit, staged, version=V2)
+        make.wait_until(lambda: bool(engine._scheduler(None)._commands))
+        with pytest.raises(VersionUnavailable, match=f"serves {V1} and then {V2}"):
+            make.submit(engine, [1], exact_version=V1)
+        gate.open.set()
+        assert committed.result(60) < 60
+    assert exact.future.result(60).spans == [VersionSpan(0, 200, str(V1))]
+    assert [span.version for span in least.future.result(60).spans] == [str(V1), str(V2)]
+    assert make.generate(engine, [1], max_tokens=2, exact_version=V2).spans == [VersionSpan(0, 2, str(V2))]
+    engine.close()
+
+
+def test_swap_fails_requests_that_want_the_old_version_for_too_long(tmp_path: Path) -> None:
+    folder = make.endless_model_folder(tmp_path / "m", routed=False)
+    engine = make.make_engine(folder, drain_s=0.0)
     engine.relabel(V1)
     exact = make.submit(engine, [1, 2, 3], max_tokens=200, exact_version=V1)
     least = make.submit(engine, [1, 2, 3], max_tokens=200, min_version=V1)

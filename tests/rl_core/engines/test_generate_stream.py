@@ -46,7 +46,7 @@ async def test_a_stream_says_what_the_whole_answer_says(engine: server.EnginePro
         whole = await client.generate(PROMPT, SamplingParams(max_tokens=12, seed=3), return_routes=True)
         tokens, end = await read(client, body(return_routes=True, top_logprobs=2))
         await read(client, body())
-        assert len(client._http._transport._pool.connections) == 1  # it was read to its end, and so kept
+        assert len(client._http._transport._inner._pool.connections) == 1  # it was read to its end, and so kept
     assert [one.token for one in tokens] == end.result.token_ids == whole.token_ids
     assert [one.logprob for one in tokens] == end.result.logprobs
     assert end.result.text == whole.text

@@ -55,4 +55,4 @@ def a_task(**reference) -> Task:
 
 
 def echo_world() -> LocalTools:
-    return LocalTools({"calculator": lambda task, text: ToolResult(text=f"echo {text}", ok=True)})
+    return LocalTools({"calculator": lambda task, asked: ToolResult(text=f"echo {asked['expression']}", ok=True)})

@@ -6,6 +6,7 @@ import pytest
 
 from rl_core.environments import code_repair
 from rl_core.environments.bugs import HELDOUT_BUGS, TRAIN_BUGS
+from rl_core.environments.candidates import run_candidate
 from rl_core.environments.criteria import defined_functions
 from rl_core.environments.oracle import MAX_CODE_CHARS, Case, judge_cases
 from rl_core.errors import WorldError
@@ -56,7 +57,7 @@ async def test_the_tool_says_pass_or_what_it_got(sandbox):
         "import os; os._exit(0)": "the process ended early",
         "x" * (MAX_CODE_CHARS + 1): f"code longer than {MAX_CODE_CHARS} characters",
     }
-    results = await asyncio.gather(*(code_repair.run_candidate(sandbox, task, code) for code in answers))
+    results = await asyncio.gather(*(run_candidate(sandbox, task, {"code": code}) for code in answers))
     assert [r.text for r in results] == list(answers.values())
     assert [r.ok for r in results] == [r.solved for r in results] == [True] + [False] * 7
     assert results[1].artifacts == {"candidate": "def double(x): return x * 3"}

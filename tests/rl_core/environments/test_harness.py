@@ -1,12 +1,16 @@
 """The turn loop: exact tokens, masks, spans, limits, endings."""
 
+import json
+
 import pytest
 
 from rl_core.chat import ChatTokenizer
-from rl_core.environments.harness import Harness, Limits, SeedKey, Session
+from rl_core.environments.harness import Harness
+from rl_core.environments.session import SeedKey, Session
 from rl_core.environments.word_problems import ENVIRONMENT
 from rl_core.environments.world import LocalTools
 from rl_core.errors import EngineUnreachable, TrajectoryError, WorldError
+from rl_core.session_specs import Limits
 from rl_core.types import Ending, FinishReason, Generated, Role, SamplingParams
 from tests.rl_core.chat_factory import chat_folder
 from tests.rl_core.environments.factories import ScriptedPolicy, a_task, echo_world
@@ -82,7 +86,7 @@ async def test_routes_keep_the_rows_of_the_turn_that_sampled(chat):
 @pytest.mark.parametrize("turn", ["<calc>2*3", "2*3</calc>", "<calc>1<calc>2</calc>"])
 async def test_a_malformed_call_is_answered_with_an_error_the_policy_reads(chat, turn):
     session, policy = await play(chat, [turn, "Answer: 6"], max_context_tokens=4000)
-    assert ENVIRONMENT.tool.complaint in chat.decode(policy.prompts[1])
+    assert ENVIRONMENT.syntax.complaint in chat.decode(policy.prompts[1])
     assert [call.ok for call in session.trajectory.tool_calls] == [False]
     assert session.trajectory.sampled_tokens() > len(chat.encode(turn))
 
@@ -96,7 +100,8 @@ async def test_an_answer_without_a_call_terminates(chat):
 async def test_the_turn_limit_truncates_and_still_runs_the_last_call(chat):
     session, policy = await play(chat, ["<calc>1</calc>", "<calc>2</calc>"], max_turns=2, max_context_tokens=4000)
     assert session.trajectory.ending is Ending.TRUNCATED
-    assert [call.arguments for call in session.trajectory.tool_calls] == ["1", "2"]
+    calls = [json.loads(call.arguments) for call in session.trajectory.tool_calls]
+    assert calls == [{"expression": "1"}, {"expression": "2"}]
     assert session.trajectory.messages[-1].segment == -1
     assert session.trajectory.segments[0].loss_mask[-1] == 1
     assert len(policy.prompts) == 2
@@ -155,8 +160,14 @@ class Broken:
     async def generate(self, prompt_token_ids, sampling):
         return await self._once(self.inner.generate, prompt_token_ids, sampling)
 
+    async def open(self, **arguments):
+        return await self.inner.open(**arguments)
+
     async def call(self, **arguments):
         return await self._once(self.inner.call, **arguments)
+
+    async def export(self, **arguments):
+        return await self.inner.export(**arguments)
 
     async def _once(self, function, *args, **kwargs):
         if self.error:

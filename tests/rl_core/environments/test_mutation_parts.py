@@ -1,6 +1,7 @@
 """The parts of the maker of repair tasks that run nothing: sources, operators, calls, inputs, splits."""
 
 import ast
+import json
 import random
 from email.message import Message
 
@@ -102,14 +103,10 @@ def test_sources_are_the_standard_library_and_small_packages_with_their_licence(
         find_sources(["nothing"])
 
 
+TEXTS = st.text(st.characters(exclude_characters="\0", codec="utf-8"))
 LITERALS = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.text()
-    | st.binary()
-    | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
+    st.none() | st.booleans() | st.integers() | TEXTS | st.binary() | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(TEXTS, inner),
     max_leaves=8,
 )
 
@@ -121,6 +118,16 @@ def test_a_literal_survives_as_a_tree_and_as_text(value):
     for again in (decode(tree, None), ast.literal_eval(show(tree))):
         assert (again, type(again)) == (value, type(value))
         assert encode(again) == tree
+    assert "\\u0000" not in json.dumps(tree)
+
+
+def test_a_text_with_nul_is_no_value_of_a_task_since_no_database_keeps_it():
+    assert decode(encode(b"a\0"), None) == b"a\0"
+    for value in ("a\0", ["\0"], {"\0": 1}):
+        with pytest.raises(NotPlain):
+            encode(value)
+        with pytest.raises(TypeError):
+            tree_of(value)
 
 
 def test_trees_are_strict_in_type_and_refuse_what_has_no_value():

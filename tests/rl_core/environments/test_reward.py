@@ -87,7 +87,6 @@ def test_every_kind_has_a_row():
         ("max_length", {"words": 2}, a_trajectory("a b c"), 0.0),
         ("max_length", {"words": 2, "at_least": 1}, a_trajectory("a"), 1.0),
         ("max_length", {"words": 2, "at_least": 1}, a_trajectory(""), 0.0),
-        ("visible_tests", {}, a_trajectory("x", calls=[("PASS", True)]), 1.0),
         ("visible_tests", {}, a_trajectory("x", calls=[("PASS", True), ("no", False)]), 0.0),
         ("hidden_tests", {}, a_trajectory("x", calls=[("no", False)]), 0.0),
     ],
@@ -133,7 +132,7 @@ async def test_a_graders_failure_is_an_error_and_no_reward():
             raise WorldError("sandboxd is gone")
 
     trajectory = a_trajectory("x", calls=[("PASS", True)], candidate="def f(): 1")
-    reference = {"function": "f", "hidden": [{"args": [], "result": 1}]}
+    reference = {"function": "f", "visible": {"args": [], "result": 1}, "hidden": [{"args": [], "result": 1}]}
     assert "world_error: sandboxd is gone" in await value("hidden_tests", {}, trajectory, Down(), **reference)
     assert "sandbox_refused" in await value("hidden_tests", {}, trajectory, None, **reference)
     assert "task_set_invalid" in await value("tool_result_right", {}, trajectory, None, other=1)

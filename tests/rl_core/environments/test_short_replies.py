@@ -6,10 +6,12 @@ import pytest
 
 from rl_core.chat import ChatTokenizer
 from rl_core.environments import short_replies
-from rl_core.environments.harness import Harness, Limits, SeedKey
+from rl_core.environments.harness import Harness
 from rl_core.environments.reward import combine, grade
+from rl_core.environments.session import SeedKey
 from rl_core.environments.tasks import Task
 from rl_core.environments.world import LocalTools
+from rl_core.session_specs import Limits
 from rl_core.types import Ending, Message, Role, Split, Trajectory
 from tests.rl_core.chat_factory import chat_folder
 from tests.rl_core.environments.factories import ScriptedPolicy

@@ -35,6 +35,6 @@ def test_no_number_of_an_example_is_a_training_answer():
 def test_the_tool_never_raises_at_the_policy():
     task = word_problems.build_task_set().tasks[0]
     for text in ("1/0", "", "9**9**9", "\0", "x" * 10**6, "(" * 10**5):
-        result = word_problems.run_calculator(task, text)
+        result = word_problems.run_calculator(task, {"expression": text})
         assert not result.ok
         assert result.text.startswith("Error: ")

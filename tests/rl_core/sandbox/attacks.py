@@ -1,6 +1,7 @@
 """Attacks as programs. Each prints ESCAPED when it got somewhere, `held` when it did not.
 
-Those in HARMLESS are also run outside any sandbox, to show that they work where nothing holds them.
+It says so at once: others read it while it still runs. Those in HARMLESS are also run outside any sandbox, to show that
+they work where nothing holds them.
 """
 
 _TRY = """
@@ -10,9 +11,9 @@ def attempt(call):
     try:
         result = call()
     except OSError as error:
-        print("held", error)
+        print("held", error, flush=True)
     else:
-        print("ESCAPED" if result else "held", repr(result)[:200])
+        print("ESCAPED" if result else "held", repr(result)[:200], flush=True)
 def syscall(*arguments):
     result = libc.syscall(*arguments)
     if result < 0:
@@ -28,7 +29,7 @@ def attack(body: str) -> str:
 # Placeholders: {port} a listener on the host's loopback, {abstract} an abstract socket of the host, {path} a host file.
 HARMLESS = {
     "host file": "attempt(lambda: open({path!r}).read())",
-    "host passwords": "attempt(lambda: open('/etc/passwd').read())",
+    "host passwords": "attempt(lambda: 'root:' in open('/etc/passwd').read())",
     "process list": "attempt(lambda: len([p for p in os.listdir('/proc') if p.isdigit()]) > 1)",
     "secret in an environment": "attempt(lambda: 'SLIPWAY_SECRET' in os.environ)",
     "loopback service": "attempt(lambda: socket.create_connection(('127.0.0.1', {port}), 2).recv(16))",

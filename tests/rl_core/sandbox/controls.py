@@ -50,6 +50,8 @@ def raises(limit: str, value: int) -> str:
     )
 
 
+BOMB = "x = bytearray({mib} << 20)\nprint('ESCAPED')"
+INODES = "for n in range(60_000): open(f'/work/tmp/{n}', 'w').close()\nprint('ESCAPED')"
 MEMFD = "import os\nfd = os.memfd_create('m')\nfor _ in range({mib}): os.write(fd, b'x' * (1 << 20))\nprint('ESCAPED')"
 SPIN = "import time\nwhile time.process_time() < 2.5: pass\nprint('ESCAPED')"
 QUEUE = "name, attributes = b'q', (ctypes.c_long * 8)(0, 1, 64)\n"
@@ -78,8 +80,30 @@ attempt(lambda: [number for number in {DENIED} if not refused(number)])
 """
 # Escaping is not to be throttled, which the world itself does not see: `without_layer.py` says so.
 SPIN_A_LITTLE = "import time\nwhile time.process_time() < 0.3: pass"
+# Its survival does not show inside either.
+OUTLIVE = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.fork() or time.sleep(60)\n    os._exit(0)"
+# That the kernel was asked at all: it then says that this is no terminal.
+PUSH_INPUT = "import errno, fcntl\ntry: fcntl.ioctl(0, 0x5412, b'x')\nexcept OSError as error:\n"
+PUSH_INPUT += "    print('held' if error.errno == errno.EPERM else 'ESCAPED')"
+# Opened, never written.
+PARAMETER = "attempt(lambda: open('/usr/hostproc/sys/kernel/core_pattern', 'r+'))"
+SYSTEM = "attempt(lambda: open('/usr/hostsys/kernel/mm/transparent_hugepage/enabled', 'r+'))"
 # Not run inside: what a program that belongs to root and is marked setuid becomes in bubblewrap's place.
 SETUID = "id -u"
+# Without these sandboxd does not start, on the word of a probe inside. What bubblewrap sets itself cannot be left out.
+REFUSED = {
+    "an environment": ("empty environment", "cleared environment"),
+    "descriptors": ("closed descriptors",),
+    "memory": ("cgroup memory",),
+    "core dumps": ("rlimit CORE",),
+    "files": ("rlimit NOFILE",),
+    "processes": ("pid namespace",),
+    "networks": ("net namespace",),
+    "the host's name": ("uts namespace",),
+    "a root to write": ("read-only root",),
+    "system calls": ("seccomp",),
+    "root": ("not root inside",),
+}
 ENCLOSED = {"memory_bytes": 64 << 20, "disk_bytes": 512 << 20}
 
 CONTROLS = {
@@ -134,8 +158,21 @@ CONTROLS = {
     # The launch.
     "empty environment": Control("empty environment", attack(LAUNCH_ENVIRONMENT), ("no /proc", "landlock")),
     "closed descriptors": Control("closed descriptors", attack(CONTAINED["inherited descriptors"])),
+    # What belongs to root, and what only root may set.
+    "own user, a kernel parameter": Control(
+        "own user", attack(PARAMETER), ("none of the host's /proc", "landlock"), needs_root=True
+    ),
+    "own user, a setting in /sys": Control(
+        "own user", attack(SYSTEM), ("none of the host's /sys", "landlock"), needs_root=True
+    ),
+    # Limits that sandboxd holds itself.
+    "output limit": Control("output limit", "print('x' * 200_000)\nprint('ESCAPED')", limits={"output_bytes": 10_000}),
+    "wall limit": Control("wall limit", "import time\ntime.sleep(2)\nprint('ESCAPED')", limits={"wall_s": 0.5}),
+    "cgroup kill": Control("cgroup kill", OUTLIVE, ("pid namespace", "a kill inside"), needs_root=True),
     # cgroups.
     "cgroup memory": Control("cgroup memory", MEMFD.format(mib=128), limits=ENCLOSED),
+    "cgroup memory, a bomb": Control("cgroup memory", BOMB.format(mib=128), limits={"memory_bytes": 64 << 20}),
+    "cgroup memory, inodes": Control("cgroup memory", INODES, limits={"memory_bytes": 32 << 20, "cpu_s": 20}),
     "cgroup pids": Control("cgroup pids", forks(18), limits={"pids": 16}),
     "cgroup cpu": Control("cgroup cpu", SPIN_A_LITTLE),
     "no new privileges": Control("no new privileges", SETUID, needs_root=True),
@@ -145,6 +182,7 @@ CONTROLS = {
     "seccomp, vsock": Control("seccomp", attack(CONTAINED["vsock"])),
     "seccomp, keyring": Control("seccomp", attack(CONTAINED["keyring"])),
     "seccomp, ptrace": Control("seccomp", attack("attempt(lambda: syscall(101, 0, 0, 0, 0))")),
+    "seccomp, terminal": Control("seccomp", PUSH_INPUT),
     "seccomp, file handle": Control("seccomp", attack(HARMLESS["handle of a file"])),
     "seccomp, nested users": Control("seccomp", attack(HARMLESS["new user namespace"]), ("no nested users",)),
     "no nested users": Control("no nested users", attack(HARMLESS["new user namespace"]), ("seccomp",)),

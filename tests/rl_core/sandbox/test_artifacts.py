@@ -1,5 +1,8 @@
 """Artefacts are data: anything odd voids the whole set, and a forged report is not believed."""
 
+import json
+
+import msgspec
 import pytest
 
 from rl_core.sandbox.job import read_report
@@ -63,31 +66,72 @@ async def test_a_run_that_was_cut_off_has_no_artefacts(sandbox):
     assert (result.artifacts, result.artifacts_refused) == ({}, "the run did not end by itself")
 
 
+EMPTY = {"status": 0, "problem": "", "artifacts": [], "refused": "", "changed": [], "gone": [], "layer_refused": ""}
+
+
+def report(data: bytes = b"", **header) -> bytes:
+    return json.dumps(EMPTY | header).encode() + b"\n" + data
+
+
 @pytest.mark.parametrize(
-    "report",
+    "forged",
     [
         b"",
         b"{}\n",
-        b'{"status": true, "artifacts": [], "refused": ""}\n',
-        b'{"status": 0, "artifacts": [["a", 5]], "refused": ""}\nxx',
-        b'{"status": 0, "artifacts": [["a", -1], ["b", 1]], "refused": ""}\n',
-        b'{"status": 0, "artifacts": [["../a", 1]], "refused": ""}\nx',
-        b'{"status": 0, "artifacts": [["/a", 1]], "refused": ""}\nx',
-        b'{"status": 0, "artifacts": [["a/../../b", 1]], "refused": ""}\nx',
-        b'{"status": 0, "artifacts": [["a", 1], ["a", 1]], "refused": ""}\nxx',
-        b'{"status": 0, "artifacts": [["a\\u0000", 1]], "refused": ""}\nx',
-        b'{"status": 0, "artifacts": [["", 1]], "refused": ""}\nx',
-        b'{"status": 0, "artifacts": 7, "refused": ""}\n',
         b"[" * 100_000,
-        b'{"status": 0, "artifacts": [["a", 200000]], "refused": ""}\n' + b"x" * 200_000,
+        report(status=True),
+        report(status=None),
+        report(status=2**70),
+        report(status=-(2**70)),
+        report(status=256),
+        report(refused="\ud800", artifacts=[["\ud800", 0]]),
+        report(problem=7),
+        report(gone=7),
+        report(gone=[None]),
+        report(artifacts=7),
+        report(changed=[["a"]]),
+        report(b"xx", artifacts=[["a", 5]]),
+        report(b"", artifacts=[["a", -1], ["b", 1]]),
+        report(b"x", artifacts=[["../a", 1]]),
+        report(b"x", artifacts=[["/a", 1]]),
+        report(b"x", artifacts=[["a/../../b", 1]]),
+        report(b"xx", artifacts=[["a", 1], ["a", 1]]),
+        report(b"x", artifacts=[["a\0", 1]]),
+        report(b"x", artifacts=[["", 1]]),
+        report(b"x" * 200_000, artifacts=[["a", 200_000]]),
     ],
 )
-def test_forged_reports_give_nothing(report):
-    _, artifacts, refused = read_report(report, LIMITS)
-    assert artifacts == {}
-    assert refused
+def test_forged_reports_give_nothing(forged):
+    read = read_report(forged, LIMITS, {}, None)
+    msgspec.msgpack.encode([read.status, read.problem, read.refused, read.layer_refused])  # it is sent on
+    assert read.artifacts == read.changes == {}
+    assert read.refused
+
+
+@pytest.mark.parametrize(
+    ("forged", "reason"),
+    [
+        (report(b"x", changed=[["../a", 1]]), "plain relative path"),
+        (report(b"x", changed=[["/a", 1]]), "plain relative path"),
+        (report(b"x", changed=[["a\n", 1]]), "plain relative path"),
+        (report(b"xx", changed=[["a", 1], ["a/b", 1]]), "a file and a folder"),
+        (report(b"x", changed=[["here/b", 1]]), "a file and a folder"),
+        (report(b"xx", changed=[["a", 1], ["a", 1]]), "there twice"),
+        (report(b"x", changed=[["a", 1]], gone=["a"]), "there twice"),
+        (report(changed=[[f"f{n}", 0] for n in range(2000)]), "at most 1024"),
+        (report(layer_refused="a fifo"), "a fifo"),
+        (report(changed=[["\ud800", 0]]), "plain relative path"),
+    ],
+)
+def test_forged_layers_are_refused_whole(forged, reason):
+    read = read_report(forged, LIMITS, {"here": b"x"}, None)
+    read.layer_refused.encode()
+    assert read.changes == {}
+    assert reason in read.layer_refused
 
 
 def test_an_honest_report_is_read():
-    report = b'{"status": 0, "artifacts": [["a", 1], ["b/c", 2]], "refused": ""}\nxyz'
-    assert read_report(report, RunLimits(artifact_bytes=MIB)) == (0, {"a": b"x", "b/c": b"yz"}, "")
+    honest = report(b"xyzw", artifacts=[["a", 1], ["b/c", 2]], changed=[["new", 1]], gone=["old"])
+    read = read_report(honest, RunLimits(artifact_bytes=MIB), {"old": b"", "kept": b"k"}, None)
+    assert (read.status, read.artifacts, read.refused) == (0, {"a": b"x", "b/c": b"yz"}, "")
+    assert (read.changes, read.layer_refused) == ({"kept": b"k", "new": b"w"}, "")

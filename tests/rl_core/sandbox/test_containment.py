@@ -79,8 +79,16 @@ async def test_the_inside_is_bare(sandbox):
     )
     result = await sandbox.run(code=code, limits=LIMITS)
     root, environment, libraries, cwd = json.loads(result.stdout)
-    assert set(root) <= {"dev", "lib", "lib64", "tmp", "usr", "work"}
-    assert set(environment) <= {"HOME", "LANG", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "TMPDIR"}
+    assert set(root) <= {"bin", "dev", "etc", "lib", "lib64", "opt", "tmp", "usr", "work"}
+    assert set(environment) <= {
+        "HOME",
+        "LANG",
+        "LC_CTYPE",
+        "LD_LIBRARY_PATH",
+        "PATH",
+        "PYTHONDONTWRITEBYTECODE",
+        "TMPDIR",
+    }
     assert all(name.startswith(("python", "libpython")) for name in libraries)
     assert cwd == "/work"
 

@@ -16,23 +16,36 @@ from rl_core.sandbox.layers import landlock_abi
 from rl_core.sandbox.protocol import RunLimits
 from rl_core.sandbox.runtime import Runtime
 from rl_core.sandbox.seccomp import seccomp_program
-from tests.rl_core.sandbox.controls import CONTROLS, NAMESPACES, RLIMITS
+from tests.rl_core.sandbox.controls import CONTROLS, NAMESPACES, REFUSED, RLIMITS
 from tests.rl_core.sandbox_process import ROOT
 
 X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the attacks name x86-64 system calls")
 LANDLOCK_ABI = {"landlock, a file": 1, "landlock, a service": 4, "landlock, a signal": 6}
 
 
-@pytest.fixture(scope="module")
-def seen():
-    """What each attack printed in the whole sandbox, without the other layers that hold it, and without its own."""
-    command = [sys.executable, str(Path(__file__).parent / "without_layer.py")]
+def without_layer(what):
+    """What `without_layer.py` has seen."""
+    command = [sys.executable, str(Path(__file__).parent / "without_layer.py"), what]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=280)
-    if "SandboxRefused" in done.stderr:
-        pytest.skip(f"sandboxd refuses: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def seen(sandboxd):
+    """What each attack printed in the whole sandbox, without the other layers that hold it, and without its own."""
+    return without_layer("controls")
+
+
+@pytest.mark.full
+def test_without_a_layer_or_as_root_inside_sandboxd_refuses(sandboxd):
+    reasons = without_layer("refusals")
+    assert reasons.pop("nothing") == ""
+    assert set(reasons) == set(REFUSED)
+    assert "the sandbox's probe ended with killed" in reasons.pop("processes")  # it has killed its own sandbox
+    assert [name for name, reason in reasons.items() if "layers of the sandbox are missing" not in reason] == []
+    assert "of user 0 inside" in reasons["root"]
 
 
 @X86
@@ -69,9 +82,9 @@ def test_every_layer_has_a_control():
 def test_the_launcher_uses_no_namespace_or_limit_that_has_no_control(tmp_path):
     runtime = Runtime(bwrap=Path("bwrap"), bwrap_libs=None, binds=(), hidden=(), links=())
     launcher = launch.Launcher(runtime, CgroupsV2(tmp_path), first_uid=1, landlock=True)
-    flags = {word.removeprefix("--unshare-") for word in launcher._argv(RunLimits(), 3, 4, 5) if "--unshare-" in word}
+    flags = {word.removeprefix("--unshare-") for word in launcher.argv(RunLimits()) if "--unshare-" in word}
     assert flags | {"mount"} == set(NAMESPACES)  # bubblewrap always makes one of mounts
-    limited = {kind for kind, _ in launch._rlimits(RunLimits(), own_user=True)}
+    limited = {kind for kind, _, _ in launch.rlimits(RunLimits(), own_user=True)}
     assert limited == {getattr(launch.resource, f"RLIMIT_{name}") for name in RLIMITS}
 
 

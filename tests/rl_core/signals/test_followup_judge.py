@@ -88,6 +88,7 @@ def completion(content: object, finish_reason: str = "stop") -> bytes:
         b"",
         b"\xff\xfe",
         b"[" * 100_000,
+        b'{"choices": [], "deep": ' + b"[" * 50_000,
         b"{}",
         b'{"choices": []}',
         completion(None),

@@ -15,16 +15,16 @@ from rl_core.errors import DigestMismatch, ObjectExists, ObjectMissing, SpecErro
 from rl_core.store import check_key, open_store
 
 
-def test_put_creates_once_and_never_overwrites(tmp_path):
-    store = open_store(tmp_path / "store")
+def test_put_creates_once_and_never_overwrites(location):
+    store = open_store(location)
     store.put("a/b.json", b"first")
     with pytest.raises(ObjectExists):
         store.put("a/b.json", b"second")
     assert store.get("a/b.json") == b"first"
 
 
-def test_put_or_adopt_takes_equal_bytes_and_refuses_others(tmp_path):
-    store = open_store(tmp_path)
+def test_put_or_adopt_takes_equal_bytes_and_refuses_others(location):
+    store = open_store(location)
     assert store.put_or_adopt("k", b"abc") is True
     assert store.put_or_adopt("k", b"abc") is False
     for other in (b"abd", b"abcd", b""):
@@ -32,8 +32,8 @@ def test_put_or_adopt_takes_equal_bytes_and_refuses_others(tmp_path):
             store.put_or_adopt("k", other)
 
 
-def test_ranges_head_list_delete(tmp_path):
-    store = open_store(tmp_path)
+def test_ranges_head_list_delete(location):
+    store = open_store(location)
     store.put("x/1", bytes(range(100)))
     store.put("x/2", b"")
     store.put("y/1", b"y")
@@ -48,27 +48,18 @@ def test_ranges_head_list_delete(tmp_path):
     assert not store.exists("x/1")
 
 
-def test_a_range_past_the_end_is_an_error_not_a_short_read(tmp_path):
-    store = open_store(tmp_path)
+def test_a_range_past_the_end_is_an_error_not_a_short_read(location):
+    store = open_store(location)
     store.put("k", b"0123456789")
     with pytest.raises(StoreUnavailable):
         store.get_range("k", start=5, length=20)
 
 
-def test_missing_objects_are_named(tmp_path):
-    store = open_store(tmp_path)
+def test_missing_objects_are_named(location):
+    store = open_store(location)
     for call in (store.get, store.head, lambda key: store.get_range(key, start=0, length=1)):
         with pytest.raises(ObjectMissing, match="no/such"):
             call("no/such")
-
-
-def test_put_file(tmp_path):
-    store = open_store(tmp_path / "store")
-    (tmp_path / "f").write_bytes(b"content")
-    store.put_file("f", tmp_path / "f")
-    assert store.get("f") == b"content"
-    with pytest.raises(ObjectMissing):
-        store.put_file("g", tmp_path / "g")
 
 
 @pytest.mark.parametrize(
@@ -90,8 +81,8 @@ def test_no_accepted_key_leaves_the_store(key):
     assert Path("/root", key).resolve() != Path("/root")
 
 
-def test_blobs_are_named_by_content_and_idempotent(tmp_path):
-    store = open_store(tmp_path)
+def test_blobs_are_named_by_content_and_idempotent(location):
+    store = open_store(location)
     key = store.put_blob(b"trajectory")
     digest = blake3(b"trajectory").hexdigest()
     assert key == f"blobs/{digest[:2]}/{digest}"

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from rl_core.trainer.mismatch import measure_mismatch
+from rl_core.trainer.mismatch import k3_of_owners, measure_mismatch
 
 
 def test_hand_computed():
@@ -14,6 +14,14 @@ def test_hand_computed():
     assert found.k3 == pytest.approx(((2 - 1 - math.log(2)) + (0.5 - 1 + math.log(2))) / 2, rel=1e-6)
     assert found.max_ratio == pytest.approx(2.0, rel=1e-6)
     assert found.ess == pytest.approx(2.5**2 / (2 * 4.25), rel=1e-6)
+
+
+def test_each_owner_has_its_own():
+    behaviour = torch.full((4,), -1.0)
+    trained = behaviour + torch.tensor([math.log(2.0), 0.0, math.log(0.5), 0.0])
+    found = k3_of_owners(trained, behaviour, torch.tensor([0, 2, 0, 2]))
+    both = ((2 - 1 - math.log(2)) + (0.5 - 1 + math.log(2))) / 2
+    assert found == {0: pytest.approx(both, rel=1e-6), 2: 0.0}
 
 
 def test_no_mismatch():

@@ -98,6 +98,9 @@ def test_metrics_count_what_was_trained(folder):
     assert metrics.reward_mean == pytest.approx(sum(r.reward for r in rollouts) / len(rollouts))
     assert metrics.kl_reference_k1 is None
     assert metrics.routing_disagreement is None
+    assert metrics.k3_rollouts.keys() == {r.id for r in rollouts[:-1]}  # greedy tokens have no behaviour to compare
+    summed = sum(metrics.k3_rollouts[r.id] * r.trajectory.sampled_tokens() for r in rollouts[:-1])
+    assert summed / metrics.trained_tokens == pytest.approx(metrics.k3_behaviour)
     assert 4.0 < metrics.entropy <= 4.58  # log 97
     assert 0 < metrics.ess <= 1
 

@@ -20,7 +20,7 @@ from controlplane.services.signals import signal_define
 from controlplane.services.sources import source_create
 from controlplane.states import Consent, SignalType
 from rl_core.environments import short_replies
-from rl_core.store.object_store import open_store
+from rl_core.store import open_store
 from rl_core.types import Split, Trajectory
 from tests.lane_rows import ACTOR
 

@@ -1,0 +1,123 @@
+"""Finding what changed, in compiled loops at the speed of memory. Integers only."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from rl_core.delta.compiled import compiled
+from rl_core.delta.masks import AT_ONCE, differing, lowest, ones, smaller
+from rl_core.delta.words import Bytes, Ints, Words
+
+_U64: Final = np.uint64
+
+Found = tuple[int, int, int]
+
+
+@compiled
+def _magnitude(word: Any, itemsize: int) -> Any:
+    return _U64(word) & ((_U64(1) << _U64(8 * itemsize - 1)) - _U64(1))
+
+
+@compiled
+def _note(
+    old: Words,
+    new: Words,
+    at: int,
+    listed_bits: Any,
+    tiny_bits: Any,
+    stepped_bits: Any,
+    base: int,
+    found: Found,
+    positions: Ints,
+    differences: Words,
+    small: Words,
+    flags: Bytes,
+) -> Found:
+    """Write down what is known of some words from `at` on."""
+    listed, stepped, tiny = found
+    while listed_bits:
+        place = at + lowest(listed_bits)
+        positions[listed] = base + place
+        differences[listed] = new[place] - old[place]
+        listed += 1
+        listed_bits &= listed_bits - _U64(1)
+    while tiny_bits:
+        inside = lowest(tiny_bits)
+        flag: Any = np.int64((stepped_bits >> _U64(inside)) & _U64(1))
+        flags[tiny] = flag
+        tiny += 1
+        small[stepped] = new[at + inside] - old[at + inside]
+        stepped += flag  # written first and counted if it holds: cheaper than branching
+        tiny_bits &= tiny_bits - _U64(1)
+    return listed, stepped, tiny
+
+
+@compiled
+def find(
+    old: Words,
+    new: Words,
+    base: int,
+    low: Any,
+    found: Found,
+    positions: Ints,
+    differences: Words,
+    small: Words,
+    flags: Bytes,
+) -> Found:
+    """Compare two arrays of one size, whose first word is number `base` of a frame.
+
+    A word whose magnitude is below `low` before and after is tiny. Changes of others are listed, as positions in the
+    frame and differences modulo the word. Of tiny words, and of those that were so only before, `flags` tells whether
+    they are tiny still and changed; `small` has these differences. All four are written on from where `found` says
+    that they end, and a word beyond. Returns where they end now.
+    """
+    whole = old.size // AT_ONCE * AT_ONCE
+    for at in range(0, whole, AT_ONCE):
+        changed, tiny = differing(old, new, at), smaller(old, at, low)
+        if changed | tiny:
+            stepped = changed & tiny
+            if stepped:
+                stepped &= smaller(new, at, low)
+            listed = changed & ~stepped
+            found = _note(old, new, at, listed, tiny, stepped, base, found, positions, differences, small, flags)
+    for at in range(whole, old.size):
+        changed = _U64(old[at] != new[at])
+        tiny = _U64(_magnitude(old[at], old.itemsize) < _U64(low))
+        stepped = changed & tiny & _U64(_magnitude(new[at], old.itemsize) < _U64(low))
+        listed = changed & ~stepped
+        found = _note(old, new, at, listed, tiny, stepped, base, found, positions, differences, small, flags)
+    return found
+
+
+@compiled
+def _flagged(at: int, tiny_bits: Any, flags: Bytes, tiny: int, positions: Ints, count: int) -> tuple[int, int]:
+    if tiny + ones(tiny_bits) > 8 * flags.size or count > positions.size - AT_ONCE:
+        return -1, count
+    while tiny_bits:
+        positions[count] = at + lowest(tiny_bits)
+        flag: Any = np.int64((flags[tiny >> 3] >> np.uint8(tiny & 7)) & np.uint8(1))
+        count += flag
+        tiny += 1
+        tiny_bits &= tiny_bits - _U64(1)
+    return tiny, count
+
+
+@compiled
+def find_tiny(words: Words, low: Any, flags: Bytes, tiny: int, positions: Ints, count: int) -> tuple[int, int]:
+    """Which of the words whose magnitude is below `low` are flagged, by one bit of `flags` each from bit `tiny` on.
+
+    Positions are written from `count` on; `positions` has room for `AT_ONCE` more than there may be. Returns both,
+    moved on; −1 for more words than flags, or flags than room.
+    """
+    whole = words.size // AT_ONCE * AT_ONCE
+    for at in range(0, whole, AT_ONCE):
+        bits = smaller(words, at, low)
+        if bits and tiny >= 0:
+            tiny, count = _flagged(at, bits, flags, tiny, positions, count)
+    for at in range(whole, words.size):
+        bits = _U64(_magnitude(words[at], words.itemsize) < _U64(low))
+        if bits and tiny >= 0:
+            tiny, count = _flagged(at, bits, flags, tiny, positions, count)
+    return tiny, count

@@ -1,0 +1,80 @@
+"""Packing payloads into segments, which go up in the background as they are filled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import xxhash
+from blake3 import blake3
+
+from rl_core.delta.codec import EncodedFrame
+from rl_core.delta.manifest import Frame, Segment, TensorRange, segment_key
+from rl_core.errors import ObjectExists
+from rl_core.store import ObjectStore
+
+OnSegment = Callable[[Segment], None]
+
+
+class SegmentWriter:
+    """Packs payloads end to end; a full segment goes up in the background, one at a time.
+
+    One at a time, so that a kill costs at most one that must be sent again.
+    """
+
+    def __init__(
+        self, store: ObjectStore, prefix: str, *, segment_bytes: int, on_segment: OnSegment | None = None
+    ) -> None:
+        """`on_segment` is told of each segment once it stands, in order, on the uploader's thread."""
+        self._store = store
+        self._segment_bytes = segment_bytes
+        self._on_segment = on_segment
+        self._prefix = prefix
+        self._standing = {info.key: info.size_bytes for info in store.list(f"{prefix}/segments")}
+        self._buffer = bytearray()
+        self._pending: Future[None] | None = None
+        self._segments: list[Segment] = []
+
+    def append(self, ranges: list[TensorRange], encoded: EncodedFrame, *, uploader: ThreadPoolExecutor) -> Frame:
+        """Take a payload; where it lies. Raises: as writing the segment before."""
+        frame = Frame(
+            ranges=ranges,
+            mode=encoded.mode,
+            segment=len(self._segments),
+            offset=len(self._buffer),
+            size=len(encoded.payload),
+            xxh3=xxhash.xxh3_64_hexdigest(encoded.payload),
+            changes=encoded.changes,
+        )
+        self._buffer += encoded.payload
+        if len(self._buffer) >= self._segment_bytes:
+            self._close(uploader)
+        return frame
+
+    def _close(self, uploader: ThreadPoolExecutor) -> None:
+        data, self._buffer = self._buffer, bytearray()
+        digest = blake3(data).hexdigest()
+        segment = Segment(segment_key(self._prefix, len(self._segments), digest=digest), len(data), digest)
+        self._segments.append(segment)
+        if self._pending is not None:
+            self._pending.result()
+        self._pending = uploader.submit(self._put, segment, data)
+
+    def _put(self, segment: Segment, data: bytearray) -> None:
+        if self._standing.get(segment.key) != segment.size or not self._store.adopt(segment.key, segment.size):
+            try:
+                self._store.put_or_adopt(segment.key, data)
+            except ObjectExists as error:
+                raise ObjectExists(
+                    f"{segment.key} holds other bytes than its name says; publish under a new fence"
+                ) from error
+        if self._on_segment is not None:
+            self._on_segment(segment)
+
+    def finish(self, *, uploader: ThreadPoolExecutor) -> list[Segment]:
+        """Write what is left; all segments. Raises: ObjectExists, StoreUnavailable."""
+        if self._buffer:
+            self._close(uploader)
+        if self._pending is not None:
+            self._pending.result()
+        return self._segments

@@ -1,0 +1,1 @@
+"""A world whose state is a file tree: a repository that tools read, edit and run commands in."""
