@@ -103,8 +103,13 @@ def _flat(weights: Weights) -> Words:
 
 @dataclass
 class _Pair:
-    """Two models in frames, as the publisher and the receiver see them. `scratch` is what decoding writes to."""
+    """Two models in frames, as the publisher and the receiver see them. `scratch` is what decoding writes to.
 
+    The tensors of each lie one after another in `flat_old` and `flat_new`: all encoders read the same memory.
+    """
+
+    flat_old: Words
+    flat_new: Words
     old: list[Words]
     new: list[Words]
     scratch: list[Words]
@@ -114,8 +119,10 @@ class _Pair:
     def of(cls, old: Weights, new: Weights) -> _Pair:
         names = sorted(old)
         cut = ((i, dtype_tag(old[n]), old[n].numel(), old[n].element_size()) for i, n in enumerate(names))
-        before, after = [words_of(old[n]) for n in names], [words_of(new[n]) for n in names]
-        return cls(before, after, [array.copy() for array in before], plan_frames(cut))
+        flat_old, flat_new = _flat(old), _flat(new)
+        ends = np.cumsum([old[n].numel() for n in names])[:-1]
+        before, after, scratch = (np.split(flat, ends) for flat in (flat_old, flat_new, flat_old.copy()))
+        return cls(flat_old, flat_new, before, after, scratch, plan_frames(cut))
 
     def encode(self, profile: Profile, ranges: list[TensorRange]) -> EncodedFrame:
         return encode_frame(old=pieces_of(ranges, self.old), new=pieces_of(ranges, self.new), profile=profile)
@@ -136,7 +143,7 @@ class _Pair:
 
 
 def _speeds(pair: _Pair, *, suffix: str, repeats: int) -> dict[str, object]:
-    flat_old, flat_new = np.concatenate(pair.old), np.concatenate(pair.new)
+    flat_old, flat_new = pair.flat_old, pair.flat_new
     frames = {profile: pair.encode_all(profile) for profile in Profile}
 
     with ThreadPoolExecutor(2) as pool:

@@ -15,7 +15,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from rl_core.delta.compiled import compiled
-from rl_core.delta.detection import find
+from rl_core.delta.detection import STRETCH, find_changed
 from rl_core.delta.masks import AT_ONCE, differing
 from rl_core.delta.words import Words
 
@@ -37,10 +37,9 @@ def changed_positions(old: Words, new: Words) -> Positions:
 
 def compiled_positions(old: Words, new: Words) -> Positions:
     """The same as `changed_positions`, as our encoder finds them."""
-    positions, nothing = np.empty(old.size + 1, np.int32), np.empty(1, old.dtype)
-    differences, flags = np.empty(old.size + 1, old.dtype), np.empty(1, np.uint8)
-    found = find(old, new, 0, old.dtype.type(0), (0, 0, 0), positions, differences, nothing, flags)
-    return positions[: found[0]]
+    positions, differences = np.empty(old.size + STRETCH, np.int32), np.empty(old.size + STRETCH, old.dtype)
+    _, listed = find_changed(old, new, 0, 0, 0, positions, differences)
+    return positions[:listed]
 
 
 @compiled

@@ -3,9 +3,9 @@
 | mode | says | applies backwards |
 |---|---|---|
 | `raw`, `planes` | the new words, whole or in byte planes | no |
-| `tiny_gap_ulp` | where words changed, and by how much; of the smallest words, whether | yes |
+| `rice_ulp` | where words changed, and by how much; of the smallest words, whether | yes |
 | `hazard` | the same, with the old words' magnitude as the context of all of it | yes |
-| `gap_ulp`, `class_gap_ulp` | what `frames/1` and `frames/2` wrote, read for ever | yes |
+| `gap_ulp`, `class_gap_ulp`, `tiny_gap_ulp` | what `frames/1`, `/2` and `/3` wrote, read for ever | yes |
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from typing import Final
 
 from rl_core.delta.classes import decode_class_gap_ulp
 from rl_core.delta.contexts import decode_hazard, encode_hazard
-from rl_core.delta.gaps import choose_threshold, decode_tiny_gap_ulp, extract, pack_extracted
+from rl_core.delta.gaps import choose_threshold, decode_rice_ulp, decode_tiny_gap_ulp, extract, pack_extracted
 from rl_core.delta.patches import Patch, Pieces
 from rl_core.delta.sparse import decode_gap_ulp
 from rl_core.delta.streams import FixedStreamReader, StreamReader
 from rl_core.delta.whole import decode_planes, decode_raw, encode_planes, encode_raw
 from rl_core.types import Profile as Profile
 
-CODEC_VERSION: Final = "frames/3"
-_READERS: Final = {"frames/1": FixedStreamReader, "frames/2": StreamReader, CODEC_VERSION: StreamReader}
-KNOWN_CODECS: Final = frozenset(_READERS)
+CODEC_VERSION: Final = "frames/4"
+KNOWN_CODECS: Final = frozenset({"frames/1", "frames/2", "frames/3", CODEC_VERSION})
 
 _TRY_PLAIN: Final = 4096  # with more changes than this, contexts are worth what their tables cost
 _TRY_WHOLE: Final = 8  # a patch smaller than an eighth of its words is never beaten by whole words in practice
@@ -38,7 +37,8 @@ class FrameMode(StrEnum):
     PLANES = "planes"
     GAP_ULP = "gap_ulp"  # of frames/1 and frames/2
     CLASS_GAP_ULP = "class_gap_ulp"  # of frames/2
-    TINY_GAP_ULP = "tiny_gap_ulp"
+    TINY_GAP_ULP = "tiny_gap_ulp"  # of frames/3
+    RICE_ULP = "rice_ulp"
     HAZARD = "hazard"
 
     @property
@@ -69,13 +69,14 @@ def encode_frame(*, old: Pieces | None, new: Pieces, profile: Profile = Profile.
 
 
 def _patch(old: Pieces, new: Pieces, *, profile: Profile) -> EncodedFrame:
-    threshold = choose_threshold(old, new) if profile is Profile.FAST else 0
-    found = extract(old, new, threshold=threshold)
+    found = extract(old, new)
+    if profile is Profile.FAST and (threshold := choose_threshold(found.changes, old)):
+        found = extract(old, new, threshold=threshold)
     payloads: dict[FrameMode, bytes] = {}
     if profile is Profile.SMALL and found.count:
         payloads[FrameMode.HAZARD] = encode_hazard(found.changes, old)
     if profile is Profile.FAST or found.count < _TRY_PLAIN:
-        payloads[FrameMode.TINY_GAP_ULP] = pack_extracted(found, sum(piece.size for piece in new))
+        payloads[FrameMode.RICE_ULP] = pack_extracted(found, sum(piece.size for piece in new))
     mode = min(payloads, key=lambda mode: len(payloads[mode]))
     return EncodedFrame(mode, payloads[mode], found.count)
 
@@ -104,7 +105,9 @@ def decode_frame(
         case FrameMode.PLANES:
             return decode_planes(payload, pieces)
         case FrameMode.GAP_ULP:
-            return decode_gap_ulp(payload, pieces, _READERS[codec])
+            return decode_gap_ulp(payload, pieces, FixedStreamReader if codec == "frames/1" else StreamReader)
+        case FrameMode.RICE_ULP:
+            return decode_rice_ulp(payload, pieces, backward=backward)
         case FrameMode.TINY_GAP_ULP:
             return decode_tiny_gap_ulp(payload, pieces, backward=backward)
         case FrameMode.HAZARD:

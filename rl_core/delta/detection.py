@@ -7,10 +7,12 @@ from typing import Any, Final
 import numpy as np
 
 from rl_core.delta.compiled import compiled
-from rl_core.delta.masks import AT_ONCE, differing, lowest, ones, smaller
+from rl_core.delta.masks import AT_ONCE, any_differs, differing, lowest, ones, smaller
 from rl_core.delta.words import Bytes, Ints, Words
 
 _U64: Final = np.uint64
+
+STRETCH: Final = AT_ONCE * AT_ONCE  # words that are compared before any is visited
 
 Found = tuple[int, int, int]
 
@@ -18,6 +20,18 @@ Found = tuple[int, int, int]
 @compiled
 def _magnitude(word: Any, itemsize: int) -> Any:
     return _U64(word) & ((_U64(1) << _U64(8 * itemsize - 1)) - _U64(1))
+
+
+@compiled
+def _list(
+    old: Words, new: Words, at: int, changed: Any, base: int, listed: int, positions: Ints, differences: Words
+) -> int:
+    while changed:
+        place = at + lowest(changed)
+        positions[listed], differences[listed] = base + place, new[place] - old[place]
+        listed += 1
+        changed &= changed - _U64(1)
+    return listed
 
 
 @compiled
@@ -37,12 +51,7 @@ def _note(
 ) -> Found:
     """Write down what is known of some words from `at` on."""
     listed, stepped, tiny = found
-    while listed_bits:
-        place = at + lowest(listed_bits)
-        positions[listed] = base + place
-        differences[listed] = new[place] - old[place]
-        listed += 1
-        listed_bits &= listed_bits - _U64(1)
+    listed = _list(old, new, at, listed_bits, base, listed, positions, differences)
     while tiny_bits:
         inside = lowest(tiny_bits)
         flag: Any = np.int64((stepped_bits >> _U64(inside)) & _U64(1))
@@ -52,6 +61,37 @@ def _note(
         stepped += flag  # written first and counted if it holds: cheaper than branching
         tiny_bits &= tiny_bits - _U64(1)
     return listed, stepped, tiny
+
+
+@compiled
+def find_changed(
+    old: Words, new: Words, at: int, base: int, listed: int, positions: Ints, differences: Words
+) -> tuple[int, int]:
+    """Compare two arrays of one size, whose first word is number `base` of a frame, from word `at` on.
+
+    Changes are written from `listed` on, as positions in the frame and differences modulo the word. Returns where
+    comparing ended, which is before the end when fewer than `STRETCH` more changes fit, and where the list ends now.
+    Which blocks of a stretch differ is noted without a branch before they are visited: a processor that guesses wrong
+    at each of them reads no further meanwhile.
+    """
+    blocks = old.size // AT_ONCE
+    for first in range(at // AT_ONCE, blocks, AT_ONCE):
+        if positions.size - listed < STRETCH:
+            return first * AT_ONCE, listed
+        differ = _U64(0)
+        for inside in range(min(AT_ONCE, blocks - first)):
+            differ |= _U64(any_differs(old, new, (first + inside) * AT_ONCE)) << _U64(inside)
+        while differ:
+            block = (first + lowest(differ)) * AT_ONCE
+            listed = _list(old, new, block, differing(old, new, block), base, listed, positions, differences)
+            differ &= differ - _U64(1)
+    rest = blocks * AT_ONCE
+    if positions.size - listed < old.size - rest:
+        return rest, listed
+    changed = _U64(0)
+    for place in range(rest, old.size):
+        changed |= _U64(old[place] != new[place]) << _U64(place - rest)
+    return old.size, _list(old, new, rest, changed, base, listed, positions, differences)
 
 
 @compiled

@@ -62,7 +62,7 @@ def encode_on_device(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor], *
     """One frame of the `fast` profile, as `codec.encode_frame` writes it."""
     found = extract_on_device(old, new, threshold=threshold)
     payload = pack_extracted(found, sum(piece.numel() for piece in new))
-    return EncodedFrame(FrameMode.TINY_GAP_ULP, payload, found.count)
+    return EncodedFrame(FrameMode.RICE_ULP, payload, found.count)
 
 
 def apply_on_device(patch: Patch, words: torch.Tensor) -> None:

@@ -1,4 +1,7 @@
-"""Mode `tiny_gap_ulp`: gaps and differences, and words so small that nearly each step changes them apart.
+"""Mode `rice_ulp`: gaps and steps, and words so small that nearly each step of training changes them apart.
+
+A gap's low bits, which are nearly uniform, are written as they are (Rice's code); what is left of it is small, and
+shares a byte with the step: one stream for the entropy coder, in which both waste no fraction of a bit.
 
 Weights near zero move with every step of an optimiser, by far more than one ULP, and where they are many they take most
 of the bytes. The receiver finds these words itself, by their magnitude; so of those in a row only a flag is said. All
@@ -15,17 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_core.delta import detection, kernels
-from rl_core.delta.magnitudes import BINS, count_changed_bins, placing_bits
+from rl_core.delta.magnitudes import BINS, cheapest_end, count_changed_bins
 from rl_core.delta.masks import AT_ONCE
 from rl_core.delta.patches import Changes, Patch, Pieces, sparse_patches
-from rl_core.delta.streams import StreamReader, pack_differences, pack_stream, read_differences, varint
+from rl_core.delta.streams import (
+    StreamReader,
+    little_endian,
+    pack_differences,
+    pack_stream,
+    read_differences,
+    store_stream,
+    varint,
+)
 from rl_core.delta.words import Bytes, Words
 from rl_core.errors import DigestMismatch
 
-_SPARSE_GAP: Final = 600  # mean gap from which two planes beat bytes with escapes
+_ROOM: Final = 1 << 16  # changes that there is room for at first
+_MAX_LOW_BITS: Final = 24  # of a gap: frames have fewer words
 _SAVED: Final = 0.45  # of the bits that places cost, from which tiny words pay for looking at all words to find them
-_SAMPLES: Final = (64, 32768)  # words from one to the next of a sample
-_ENOUGH: Final = 24  # changes of a sample from which it tells
+_SAMPLES: Final = (64, 65536)  # words from one to the next of a sample
+_SAMPLED_CHANGES: Final = 512  # at least, if there are as many
+_ENOUGH: Final = 24  # changes from which a sample tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,8 @@ def low_of(threshold: int, dtype: np.dtype[Any]) -> int:
 def extract(old: Pieces, new: Pieces, *, threshold: int = 0) -> Extracted:
     """Compare pieces of equal sizes and one dtype."""
     size, dtype = sum(piece.size for piece in old) + 1, old[0].dtype
+    if not threshold:
+        return Extracted(_changes(old, new), 0, np.empty(0, np.bool_), np.empty(0, dtype))
     positions, differences = np.empty(size, np.int32), np.empty(size, dtype)
     small, flags = np.empty(size, dtype), np.empty(size, np.uint8)
     base, found, low = 0, (0, 0, 0), dtype.type(low_of(threshold, dtype))
@@ -65,30 +80,54 @@ def extract(old: Pieces, new: Pieces, *, threshold: int = 0) -> Extracted:
     return Extracted(changes, threshold, flags[:tiny].astype(np.bool_), small[:stepped].copy())
 
 
-def choose_threshold(old: Pieces, new: Pieces) -> int:
-    """The bin below which a word is tiny, by a sample; 0 where that would not pay."""
-    words, changed = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
-    of = max(_SAMPLES[0], min(_SAMPLES[1], sum(piece.size for piece in old) >> 7))
+def _changes(old: Pieces, new: Pieces) -> Changes:
+    positions, differences = np.empty(_ROOM, np.int32), np.empty(_ROOM, old[0].dtype)
+    base, listed = 0, 0
     for before, after in zip(old, new, strict=True):
-        count_changed_bins(before, after, of, words, changed)
-    if changed.sum() < _ENOUGH:
+        at = 0
+        while at < before.size:
+            at, listed = detection.find_changed(before, after, at, base, listed, positions, differences)
+            if at < before.size:
+                positions, differences = _longer(positions, listed), _longer(differences, listed)
+        base += before.size
+    return Changes(positions[:listed], differences[:listed])
+
+
+def _longer(array: NDArray[Any], used: int) -> NDArray[Any]:
+    """The same with room for twice as much."""
+    longer = np.empty(2 * array.size, array.dtype)
+    longer[:used] = array[:used]
+    return longer
+
+
+def choose_threshold(changes: Changes, old: Pieces) -> int:
+    """The bin below which a word is tiny, by samples of words and of those that changed; 0 where that would not pay."""
+    if changes.count < _ENOUGH:
         return 0
-    ends = np.flatnonzero(changed)  # a tiny class ends best with a bin in which something changed
-    below, moved = np.cumsum(words)[ends].astype(float), np.cumsum(changed)[ends].astype(float)
-    total = float(words.sum())
-    cost = placing_bits(below, moved) + placing_bits(total - below, moved[-1] - moved)
-    plain = placing_bits(np.array([total]), moved[-1:])[0]
-    best = int(cost.argmin())
-    return int(ends[best]) + 1 if cost[best] < (1 - _SAVED) * plain else 0
+    counted, moved = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
+    size = sum(piece.size for piece in old)
+    of = max(_SAMPLES[0], min(_SAMPLES[1], size >> 6))
+    every = max(1, changes.count // _SAMPLED_CHANGES)
+    base, at = 0, 0
+    for piece in old:
+        at = count_changed_bins(piece, of, counted, base, changes.positions, at, every, moved)
+        base += piece.size
+    return cheapest_end(counted, size, moved, changes.count, 1 - _SAVED)
 
 
 def pack_extracted(found: Extracted, words: int) -> bytes:
-    """The payload, for a frame of so many words."""
+    """The payload, for a frame of so many words.
+
+    After the header: low bits of gaps, end to end; a byte a change, the rest of its gap and its step in four bits each,
+    15 for what is longer; the rests of such gaps; of such steps in bytes, and in words where that is too short, too.
+    """
     changes, listed = found.changes, found.changes.count
-    width = 2 if words > _SPARSE_GAP * listed else 1
-    symbols = kernels.gap_symbols(changes.positions, (1 << (8 * width)) - 1)
-    planes = [pack_stream((symbols >> shift).astype(np.uint8)) for shift in range(0, 8 * width, 8)] if listed else []
-    parts = [*map(varint, (width, listed, found.threshold)), *planes, pack_differences(changes.differences)]
+    parts = [*map(varint, (listed, found.threshold))]
+    if listed:
+        low_bits = max((words // listed).bit_length() - 2, 0)  # a gap's rest is 2 to 4 on average
+        low, symbols, far, near, whole = kernels.write_changes(changes.positions, changes.differences, low_bits)
+        parts += [varint(low_bits), store_stream(low), pack_stream(symbols)]
+        parts += [pack_stream(little_endian(far)), pack_stream(near), pack_stream(little_endian(whole))]
     if found.threshold:
         flags = np.packbits(found.flags, bitorder="little")
         parts += [varint(found.flags.size), varint(found.small.size), pack_stream(flags)]
@@ -96,17 +135,67 @@ def pack_extracted(found: Extracted, words: int) -> bytes:
     return b"".join(parts)
 
 
+def decode_rice_ulp(payload: bytes | memoryview, pieces: Pieces, *, backward: bool) -> list[Patch]:
+    """`pieces` are the old words, or with `backward` the new ones. Raises: DigestMismatch."""
+    reader = _reader(payload, pieces)
+    listed, threshold = reader.number(), reader.number()
+    _check_head(listed, threshold, pieces)
+    changes = _read_changes(reader, listed, pieces)
+    return _with_tiny(
+        reader, sparse_patches(changes.positions, changes.differences, pieces), threshold, pieces, backward=backward
+    )
+
+
+def _read_changes(reader: StreamReader, listed: int, pieces: Pieces) -> Changes:
+    dtype = pieces[0].dtype
+    positions, differences = np.empty(listed, np.int32), np.empty(listed, dtype)
+    if not listed:
+        return Changes(positions, differences)
+    low_bits, low, symbols = reader.number(), reader.units(), reader.stream()
+    far, near, whole = reader.units(), reader.stream(), reader.stream()
+    fits = low_bits <= _MAX_LOW_BITS and low.size == kernels.units_for(listed, low_bits) and symbols.size == listed
+    if not fits or whole.size % dtype.itemsize:
+        raise DigestMismatch("a frame's streams do not add up to its changes; fetch it again")
+    words = whole.view(dtype.newbyteorder("<")).astype(dtype, copy=False)
+    count = sum(piece.size for piece in pieces)
+    if not kernels.read_changes(
+        low, low_bits, symbols, far, near, words, size=count, positions=positions, differences=differences
+    ):
+        raise DigestMismatch("a frame's gaps or steps do not add up; fetch it again")
+    return Changes(positions, differences)
+
+
 def decode_tiny_gap_ulp(payload: bytes | memoryview, pieces: Pieces, *, backward: bool) -> list[Patch]:
     """`pieces` are the old words, or with `backward` the new ones. Raises: DigestMismatch."""
     dtype, count = pieces[0].dtype, sum(piece.size for piece in pieces)
-    reader = StreamReader(payload, limit_bytes=max(count * dtype.itemsize, count + 1))
+    reader = _reader(payload, pieces)
     width, listed, threshold = reader.number(), reader.number(), reader.number()
-    if width not in (1, 2) or listed > count or low_of(threshold, dtype) > 1 << (8 * dtype.itemsize - 1):
+    if width not in (1, 2):
         raise DigestMismatch("a frame's header is malformed; fetch it again")
+    _check_head(listed, threshold, pieces)
     positions = np.empty(listed, np.int32)
     if listed and not kernels.positions_of(_symbols(reader, width), (1 << (8 * width)) - 1, count, positions):
         raise DigestMismatch("a frame's gaps do not add up to its changes; fetch it again")
     patches = sparse_patches(positions, read_differences(reader, dtype=dtype, count=listed), pieces)
+    return _with_tiny(reader, patches, threshold, pieces, backward=backward)
+
+
+def _reader(payload: bytes | memoryview, pieces: Pieces) -> StreamReader:
+    count = sum(piece.size for piece in pieces)
+    return StreamReader(payload, limit_bytes=max(count * pieces[0].itemsize, count + 1))
+
+
+def _check_head(listed: int, threshold: int, pieces: Pieces) -> None:
+    dtype = pieces[0].dtype
+    if listed > sum(piece.size for piece in pieces) or low_of(threshold, dtype) > 1 << (8 * dtype.itemsize - 1):
+        raise DigestMismatch("a frame's header is malformed; fetch it again")
+
+
+def _with_tiny(
+    reader: StreamReader, patches: list[Patch], threshold: int, pieces: Pieces, *, backward: bool
+) -> list[Patch]:
+    """The patches with those of tiny words, which are the rest of the payload."""
+    dtype, count = pieces[0].dtype, sum(piece.size for piece in pieces)
     if not threshold:
         reader.finish()
         return patches

@@ -8,33 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_core.delta.compiled import compiled
-from rl_core.delta.words import Ints, Longs, Words
+from rl_core.delta.words import Bytes, Ints, Longs, Words
 
+Units = NDArray[np.uint32]
 _U64: Final = np.uint64
-
-
-@compiled
-def _gap_symbols(positions: Ints, escape: int, symbols: NDArray[np.uint16]) -> int:
-    count = 0
-    following = 0
-    for position in positions:
-        rest = position - following
-        while rest >= escape:
-            symbols[count] = escape
-            count += 1
-            rest -= escape
-        symbols[count] = rest
-        count += 1
-        following = position + 1
-    return count
-
-
-def gap_symbols(positions: Ints, escape: int) -> NDArray[np.uint16]:
-    """The gaps before ascending positions in base `escape`: it as often as the gap holds it, then the rest."""
-    if not positions.size:
-        return np.empty(0, np.uint16)
-    symbols = np.empty(positions.size + int(positions[-1]) // escape, np.uint16)
-    return symbols[: _gap_symbols(positions, escape, symbols)]
+_NIBBLE: Final = np.uint64(15)  # the largest
+_UNIT: Final = np.uint64(2**32 - 1)
 
 
 @compiled
@@ -141,6 +120,18 @@ def differences_of(numbers: NDArray[np.uint64], differences: Words) -> bool:
 
 
 @compiled
+def _code_of(step: Any, full: Any) -> Any:
+    """Steps −1, +1, −2, … are codes 0, 1, 2, …"""
+    return (step << _U64(1)) - _U64(1) if step <= full >> _U64(1) else (full - step) << _U64(1)
+
+
+@compiled
+def _step_of(code: Any, full: Any) -> Any:
+    half = code >> _U64(1)
+    return half + _U64(1) if code & _U64(1) else full - half
+
+
+@compiled
 def _split(
     differences: Words, full: Any, pairs: NDArray[np.uint8], escapes: NDArray[np.uint8], words: Words
 ) -> tuple[int, int]:
@@ -148,9 +139,7 @@ def _split(
     small = 0
     large = 0
     for i in range(differences.size):
-        step = _U64(differences[i])
-        up = step <= full >> _U64(1)
-        code = (step << _U64(1)) - _U64(1) if up else (full - step) << _U64(1)
+        code = _code_of(_U64(differences[i]), full)
         pairs[i >> 1] |= min(code, _U64(15)) << _U64(4 * (i & 1))
         if code >= _U64(15):
             rest = code - _U64(15)
@@ -186,14 +175,117 @@ def _join(pairs: NDArray[np.uint8], escapes: NDArray[np.uint8], words: Words, fu
                     return False
                 code = _U64(words[large])
                 large += 1
-        half = code >> _U64(1)
-        differences[i] = half + _U64(1) if code & _U64(1) else full - half
+        differences[i] = _step_of(code, full)
     return small == escapes.size and large == words.size
 
 
 def join_differences(pairs: NDArray[np.uint8], escapes: NDArray[np.uint8], words: Words, differences: Words) -> bool:
     """The opposite, into `differences`. False unless the escapes are exactly those that the codes ask for."""
     return _join(pairs, escapes, words, _full(differences), differences)
+
+
+@compiled
+def _write_changes(
+    positions: Ints, differences: Words, full: Any, low_bits: int, low: Units, symbols: Bytes, far: Units, near: Bytes,
+    words: Words,
+) -> tuple[int, int, int]:  # fmt: skip
+    held, bits, packed, following = _U64(0), 0, 0, 0
+    longer, small, large = 0, 0, 0
+    for i in range(positions.size):
+        gap = _U64(positions[i] - following)
+        following = positions[i] + 1
+        held |= (gap & ((_U64(1) << _U64(low_bits)) - _U64(1))) << _U64(bits)
+        bits += low_bits
+        if bits >= 32:
+            low[packed] = held & _UNIT
+            held >>= _U64(32)
+            packed += 1
+            bits -= 32
+        high = gap >> _U64(low_bits)
+        code = _code_of(_U64(differences[i]), full)
+        symbols[i] = min(high, _NIBBLE) << _U64(4) | min(code, _NIBBLE)
+        if high >= _NIBBLE:
+            far[longer] = high - _NIBBLE
+            longer += 1
+        if code >= _NIBBLE:
+            rest = code - _NIBBLE
+            near[small] = min(rest, _U64(255))
+            small += 1
+            if rest >= _U64(255):
+                words[large] = code
+                large += 1
+    if bits:
+        low[packed] = held
+    return longer, small, large
+
+
+def units_for(count: int, low_bits: int) -> int:
+    """How many 32-bit units hold the low bits of so many gaps."""
+    return (count * low_bits + 31) // 32
+
+
+def write_changes(positions: Ints, differences: Words, low_bits: int) -> tuple[Units, Bytes, Units, Bytes, Words]:
+    """Ascending positions and steps of a frame, for `gaps.pack_extracted`, which tells what the five arrays are."""
+    count = positions.size
+    low, symbols = np.empty(units_for(count, low_bits), np.uint32), np.empty(count, np.uint8)
+    far, near, words = np.empty(count, np.uint32), np.empty(count, np.uint8), np.empty_like(differences)
+    longer, small, large = _write_changes(
+        positions, differences, _full(differences), low_bits, low, symbols, far, near, words
+    )
+    return low, symbols, far[:longer], near[:small], words[:large]
+
+
+@compiled
+def _read_changes(
+    low: Units, low_bits: int, symbols: Bytes, far: Units, near: Bytes, words: Words, full: Any, size: int,
+    positions: Ints, differences: Words,
+) -> bool:  # fmt: skip
+    held, bits, packed, following = _U64(0), 0, 0, _U64(0)
+    longer, small, large = 0, 0, 0
+    for i in range(symbols.size):
+        if bits < low_bits:
+            held |= _U64(low[packed]) << _U64(bits)
+            packed += 1
+            bits += 32
+        below = held & ((_U64(1) << _U64(low_bits)) - _U64(1))
+        held >>= _U64(low_bits)
+        bits -= low_bits
+        high = _U64(symbols[i] >> np.uint8(4))
+        if high == _NIBBLE:
+            if longer == far.size:
+                return False
+            high += _U64(far[longer])
+            longer += 1
+        code = _U64(symbols[i] & np.uint8(15))
+        if code == _NIBBLE:
+            if small == near.size:
+                return False
+            code += _U64(near[small])
+            small += 1
+            if code == _NIBBLE + _U64(255):
+                if large == words.size:
+                    return False
+                code = _U64(words[large])
+                large += 1
+        position = following + (high << _U64(low_bits) | below)
+        if position >= _U64(size):
+            return False
+        positions[i] = position
+        following = position + _U64(1)
+        differences[i] = _step_of(code, full)
+    return longer == far.size and small == near.size and large == words.size
+
+
+def read_changes(
+    low: Units, low_bits: int, symbols: Bytes, far: Units, near: Bytes, words: Words, *, size: int,
+    positions: Ints, differences: Words,
+) -> bool:  # fmt: skip
+    """The opposite, into `positions` and `differences`. `low` must hold all low bits.
+
+    False unless escapes are exactly those that are asked for, and all positions lie in a frame of `size` words.
+    """
+    full = _full(differences)
+    return _read_changes(low, low_bits, symbols, far, near, words, full, size, positions, differences)
 
 
 def _full(words: Words) -> np.uint64:

@@ -6,6 +6,7 @@ the exponent. A class is a range of bins.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from rl_core.delta.compiled import compiled
 from rl_core.delta.masks import AT_ONCE, ones, smaller
-from rl_core.delta.words import Bytes, Longs, Words
+from rl_core.delta.words import Bytes, Ints, Longs, Words
 
 BINS: Final = 256
 CLASSES: Final = 7
@@ -54,13 +55,49 @@ def count_bins(words: Words, of: int, bins: Longs) -> None:
 
 
 @compiled
-def count_changed_bins(old: Words, new: Words, of: int, words: Longs, changed: Longs) -> None:
-    """The same, and add to `changed` [256] those of the words that changed."""
-    for start in range(0, old.size, of):
-        for i in range(start, min(start + _TAKEN, old.size)):
-            where = magnitude_bin(old[i], old.itemsize)
-            words[where] += 1
-            changed[where] += old[i] != new[i]
+def count_changed_bins(
+    words: Words, of: int, counted: Longs, base: int, positions: Ints, at: int, every: int, changed: Longs
+) -> int:
+    """The same into `counted`, and add to `changed` [256] the words at one of `every` positions.
+
+    The first word is number `base`. Begins with position number `at`; returns with which to go on after these words.
+    """
+    count_bins(words, of, counted)
+    while at < positions.size and positions[at] < base + words.size:
+        changed[magnitude_bin(words[positions[at] - base], words.itemsize)] += 1
+        at += every
+    return at
+
+
+@compiled
+def _placing_bits(words: float, changes: float) -> float:
+    if changes <= 0.0 or words <= changes:
+        return 0.0
+    same = words - changes
+    return -changes * math.log2(changes / words) - same * math.log2(same / words)
+
+
+@compiled
+def cheapest_end(counted: Longs, words: int, moved: Longs, changes: int, share: float) -> int:
+    """The bin before which a class of words is to end, so that changes in it and those after it cost least to place.
+
+    `counted` and `moved` [256] are samples of all words and of changes. 0 where that costs more than a `share` of
+    placing all changes alike. A bin of a few words may have lost them by chance: it has as many as its changes.
+    """
+    of_words, of_changes = words / max(counted.sum(), 1), changes / max(moved.sum(), 1)
+    all_words = 0.0
+    for number in range(BINS):
+        all_words += max(counted[number] * of_words, moved[number] * of_changes)
+    best, least = 0, share * _placing_bits(all_words, changes)
+    below, inside = 0.0, 0.0
+    for number in range(BINS):
+        below += max(counted[number] * of_words, moved[number] * of_changes)
+        inside += moved[number] * of_changes
+        if moved[number]:  # a class ends best with a bin in which something changed
+            cost = _placing_bits(below, inside) + _placing_bits(all_words - below, changes - inside)
+            if cost < least:
+                best, least = number + 1, cost
+    return best
 
 
 def bins_of(words: Words) -> Bytes:

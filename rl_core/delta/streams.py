@@ -20,6 +20,7 @@ from rl_core.errors import DigestMismatch
 
 _BYTE_ESCAPE: Final = 255
 _TELLS_SIZE: Final = 0x20  # from which on the first byte of a zstd frame's header tells the decoded size
+_WORTH_CODING: Final = 64  # bytes: shorter streams seldom shrink
 _VARINT_BYTES: Final = 5  # lengths below 2^35
 _FIXED: Final = struct.Struct("<BII")  # of codec frames/1: coding, stored bytes, bytes when decoded
 
@@ -61,15 +62,20 @@ def pack_stream(stream: NDArray[Any]) -> bytes:
     if not stream.size:
         return varint(0)
     data = np.ascontiguousarray(stream).data.cast("B")
-    packed = _CODERS.compressor.compress(data)
+    packed = _CODERS.compressor.compress(data) if len(data) >= _WORTH_CODING else data
     if len(packed) < len(data):
         return varint(len(packed) << 1 | 1) + varint(len(data)) + packed
     return varint(len(data) << 1) + data
 
 
+def little_endian(stream: NDArray[Any]) -> NDArray[Any]:
+    """The same numbers, lowest byte first, whatever the machine."""
+    return stream.astype(stream.dtype.newbyteorder("<"), copy=False)
+
+
 def store_stream(stream: NDArray[Any]) -> bytes:
     """A stream that no coder shrinks any more, little-endian."""
-    data = stream.astype(stream.dtype.newbyteorder("<"), copy=False).tobytes()
+    data = little_endian(stream).tobytes()
     return varint(len(data) << 1) + data
 
 
@@ -154,8 +160,7 @@ def read_gaps(reader: StreamReader, *, count: int) -> NDArray[np.int64]:
 def pack_differences(differences: Words) -> bytes:
     """Three streams: small codes, two a byte (so that a ±1 wastes no bit under Huffman), then two kinds of escapes."""
     pairs, escapes, words = kernels.split_differences(differences)
-    little = words.astype(words.dtype.newbyteorder("<"), copy=False)
-    return pack_stream(pairs) + pack_stream(escapes) + pack_stream(little)
+    return pack_stream(pairs) + pack_stream(escapes) + pack_stream(little_endian(words))
 
 
 def read_differences(reader: StreamReader, *, dtype: np.dtype[Any], count: int) -> Words:

@@ -69,7 +69,7 @@ def test_damaged_frames_are_refused_or_stay_within_their_words():
     rng = random.Random(2)
     made = frames()
     assert {mode for mode, *_ in made} == {
-        FrameMode.RAW, FrameMode.PLANES, FrameMode.TINY_GAP_ULP, FrameMode.HAZARD,
+        FrameMode.RAW, FrameMode.PLANES, FrameMode.RICE_ULP, FrameMode.HAZARD,
     }  # fmt: skip
     payloads = [payload for _, payload, *_ in made]
     refused, slowest, peak = 0, 0.0, 0

@@ -10,6 +10,7 @@ from written_modes import WRITTEN, encode_pieces
 from rl_core.delta import kernels
 from rl_core.delta.codec import FrameMode, Profile, decode_frame, encode_frame
 from rl_core.delta.frames import pieces_of, plan_frames
+from rl_core.delta.gaps import extract
 from rl_core.delta.whole import encode_planes, encode_raw
 from rl_core.delta.words import words_of
 from rl_core.errors import DigestMismatch
@@ -129,7 +130,7 @@ def check_both_ways(mode, payload, old, new, rng=None):
 @settings(deadline=None)
 def test_patches_keep_every_bit_of_bf16(pairs):
     old, new = (np.array(side, np.uint16) for side in zip(*pairs, strict=True))
-    check_both_ways(FrameMode.TINY_GAP_ULP, encode_as(FrameMode.TINY_GAP_ULP, old, new, threshold=120), old, new)
+    check_both_ways(FrameMode.RICE_ULP, encode_as(FrameMode.RICE_ULP, old, new, threshold=120), old, new)
     if not np.array_equal(old, new):
         check_both_ways(FrameMode.HAZARD, encode_as(FrameMode.HAZARD, old, new), old, new)
 
@@ -157,7 +158,7 @@ def test_sparse_changes_cost_what_their_entropy_says():
         new[changed] += np.where(rng.random(int(changed.sum())) < 0.5, 1, 65535).astype(np.uint16)
         bound = old.size * -(density * np.log2(density) + (1 - density) * np.log2(1 - density)) / 8 + changed.sum() / 8
         frame = encode_frame(old=[old], new=[new], profile=Profile.FAST)
-        assert frame.mode is FrameMode.TINY_GAP_ULP
+        assert frame.mode is FrameMode.RICE_ULP
         assert len(frame.payload) < 1.09 * bound
 
 
@@ -181,7 +182,7 @@ def test_knowing_the_old_magnitude_pays(lr):
     frame = encode_frame(old=[old], new=[new])
     assert frame.mode is FrameMode.HAZARD
     assert len(frame.payload) < 1.1 * bits / 8
-    plain = len(encode_as(FrameMode.TINY_GAP_ULP, old, new, threshold=0))
+    plain = len(encode_as(FrameMode.RICE_ULP, old, new, threshold=0))
     assert len(frame.payload) < 0.85 * plain
     assert len(encode_frame(old=[old], new=[new], profile=Profile.FAST).payload) == plain, "to look for them costs time"
 
@@ -260,8 +261,8 @@ def test_words_near_zero_that_all_move_cost_no_places():
     old[small] -= 0x1000
     new = old + (small * rng.integers(1, 5, old.size)).astype(np.uint16)
     frame = encode_frame(old=[old], new=[new], profile=Profile.FAST)
-    assert frame.mode is FrameMode.TINY_GAP_ULP
-    assert len(frame.payload) < 0.5 * len(encode_as(FrameMode.TINY_GAP_ULP, old, new, threshold=0))
+    assert frame.mode is FrameMode.RICE_ULP
+    assert len(frame.payload) < 0.5 * len(encode_as(FrameMode.RICE_ULP, old, new, threshold=0))
     check_both_ways(frame.mode, frame.payload, old, new)
 
 
@@ -279,3 +280,45 @@ def test_steps_of_every_size_split_and_join(word):
     assert numbers[:2].tolist() == [2, 4]
     assert kernels.differences_of(numbers, joined)
     assert joined.tolist() == steps.tolist()
+
+
+@pytest.mark.parametrize("word", WIDTHS)
+@pytest.mark.parametrize("low_bits", [0, 3, 8, 21])
+def test_gaps_and_steps_of_every_size_are_written_and_read(word, low_bits):
+    full, longest = int(np.iinfo(word).max), 14 << low_bits | (1 << low_bits) - 1
+    edges = [1, 7, 8, 9, 134, 135, 136, full >> 1, (full >> 1) + 1, full - 8, full - 7, full - 1, full]
+    steps = np.array([step for step in edges if step <= full], word)
+    gaps = np.resize([0, 1, longest - 1, longest, min(longest + 1, 1 << 23), 1 << 20], steps.size)
+    positions = (np.cumsum(gaps + 1) - 1).astype(np.int32)
+    streams = kernels.write_changes(positions, steps, low_bits)
+    low, symbols, far, near, words = streams
+    assert far.size == np.count_nonzero(gaps > longest)
+    found, joined, size = np.empty_like(positions), np.empty_like(steps), int(positions[-1]) + 1
+
+    def read(low, symbols, far, near, words, *, size=size):
+        return kernels.read_changes(
+            low, low_bits, symbols, far, near, words, size=size, positions=found, differences=joined
+        )
+
+    assert read(*streams)
+    assert found.tolist() == positions.tolist()
+    assert joined.tolist() == steps.tolist()
+    assert not read(*streams, size=size - 1)
+    assert not read(low, symbols, far, near[:-1], words)
+    assert not read(low, symbols, np.append(far, far[:1] if far.size else np.uint32(1)), near, words)
+    if words.size:
+        assert not read(low, symbols, far, near, words[:-1])
+
+
+@pytest.mark.parametrize("sizes", [[1], [63, 65], [64, 128, 1], [65_535, 1, 65_537], [200_000, 70_000]])
+@pytest.mark.parametrize("density", [0.0, 0.003, 0.7, 1.0])
+def test_all_changes_are_found_wherever_stretches_end(sizes, density):
+    """Among them more than there was room for at first."""
+    rng = np.random.default_rng(7)
+    old = [rng.integers(0, 65536, size, dtype=np.uint16) for size in sizes]
+    new = [words + (rng.random(words.size) < density).astype(np.uint16) * np.uint16(3) for words in old]
+    new[-1][-1] += 1
+    changes = extract(old, new).changes
+    before, after = np.concatenate(old), np.concatenate(new)
+    assert changes.positions.tolist() == np.flatnonzero(before != after).tolist()
+    assert changes.differences.tolist() == (after - before)[changes.positions].tolist()

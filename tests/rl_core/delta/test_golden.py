@@ -33,6 +33,7 @@ MODES = {
     "frames1": {FrameMode.RAW, FrameMode.GAP_ULP},
     "frames2": WHOLE | {FrameMode.GAP_ULP, FrameMode.CLASS_GAP_ULP},
     "frames3": WHOLE | {FrameMode.TINY_GAP_ULP, FrameMode.HAZARD},
+    "frames4": WHOLE | {FrameMode.RICE_ULP, FrameMode.HAZARD},
 }
 CODECS = sorted(path.name for path in GOLDEN.iterdir()) if GOLDEN.is_dir() else []
 

@@ -8,7 +8,7 @@ from rl_core.delta.gaps import extract, pack_extracted
 from rl_core.delta.patches import Pieces
 from rl_core.delta.whole import encode_planes, encode_raw
 
-WRITTEN = [FrameMode.RAW, FrameMode.PLANES, FrameMode.TINY_GAP_ULP, FrameMode.HAZARD]
+WRITTEN = [FrameMode.RAW, FrameMode.PLANES, FrameMode.RICE_ULP, FrameMode.HAZARD]
 
 
 def encode_pieces(mode: FrameMode, old: Pieces, new: Pieces, *, threshold: int = 60) -> bytes:
@@ -18,7 +18,7 @@ def encode_pieces(mode: FrameMode, old: Pieces, new: Pieces, *, threshold: int =
             return encode_raw(new)
         case FrameMode.PLANES:
             return encode_planes(new)
-        case FrameMode.TINY_GAP_ULP:
+        case FrameMode.RICE_ULP:
             return pack_extracted(extract(old, new, threshold=threshold), sum(piece.size for piece in new))
         case FrameMode.HAZARD:
             return encode_hazard(extract(old, new).changes, old)
