@@ -18,8 +18,9 @@ from rl_core.delta.patches import Patch, whole_patches
 from rl_core.delta.path import Hop, HopKind
 from rl_core.delta.root import leaf_hash, root_of_leaves, weights_leaves
 from rl_core.delta.shadow import ShadowWeights
-from rl_core.delta.words import Words, dtype_tag, empty_tensor, words_of
+from rl_core.delta.words import DTYPES, Words, dtype_tag, words_of
 from rl_core.errors import BaseMismatch, DigestMismatch
+from rl_core.memory import empty_tensor
 
 _UNDO_SHARE: Final = 20  # what is kept to take a hop back is at most a twentieth of the weights, and a frame
 
@@ -147,7 +148,7 @@ class HopApplication:
         if present is not None and fits and self._hop.kind is not HopKind.SNAPSHOT:
             return present
         self._touched.add(entry.name)
-        return empty_tensor(dtype=entry.dtype, shape=entry.shape)
+        return empty_tensor(entry.shape, DTYPES[entry.dtype])
 
     def _apply_frame(self, index: int, payload: memoryview) -> memoryview | Words | None:
         """Apply a frame; what takes it back, None for a snapshot."""

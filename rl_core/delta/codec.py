@@ -52,7 +52,7 @@ class EncodedFrame:
     """A frame's payload with its mode, and how many words it changes (all, for a whole frame without a base)."""
 
     mode: FrameMode
-    payload: bytes
+    payload: bytes | memoryview
     changes: int
 
 

@@ -6,7 +6,6 @@ to fetch again, and memory holds at most two, the one that arrives and the one t
 
 from __future__ import annotations
 
-import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from blake3 import blake3
 from rl_core.delta.manifest import Segment
 from rl_core.delta.spool import Spool
 from rl_core.errors import DigestMismatch, Interrupted
+from rl_core.memory import mapped
 from rl_core.store import ObjectStore
 
 PART_BYTES: Final = 2 << 20
@@ -171,7 +171,7 @@ class SegmentSource:
         return Fetched(number, view, origin, time.perf_counter() - started, resident=spooled is None)
 
     def _from_store(self, segment: Segment, *, on_bytes: OnBytes, parts: Executor) -> memoryview:
-        data = memoryview(mmap.mmap(-1, segment.size))  # given back whole, at once, where a heap would keep some of it
+        data = mapped(segment.size)
         part_bytes = min(self._part_bytes, max(_LEAST_PART_BYTES, -(-segment.size // CONNECTIONS)))
 
         def read(start: int) -> None:

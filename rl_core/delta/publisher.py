@@ -2,7 +2,7 @@
 
 Everything is created create-only under a prefix that carries the attempt's fence. Until its manifest stands, a
 publication does not exist. Segments are named by content: the same attempt, run again after a kill, adopts those that
-stand and sends the others. Memory holds a few frames a thread and two segments.
+stand and sends the others. Memory holds two segments, one frame a thread and one more.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _upload(store: ObjectStore, job: _Job, *, leaves: Future[dict[str, str]]) ->
     frames: list[Frame] = []
     encode_s = 0.0
     with ThreadPoolExecutor(job.threads) as pool, ThreadPoolExecutor(1) as uploader:
-        encoding = _mapped(pool, encode, plan, ahead=2 * job.threads)
+        encoding = _mapped(pool, encode, plan, ahead=job.threads + 1)
         for ranges, (encoded, taken_s) in zip(plan, encoding, strict=True):
             encode_s += taken_s / job.threads
             if encoded.changes or not encoded.mode.sparse:

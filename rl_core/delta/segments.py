@@ -31,7 +31,9 @@ class SegmentWriter:
         self._on_segment = on_segment
         self._prefix = prefix
         self._standing = {info.key: info.size_bytes for info in store.list(f"{prefix}/segments")}
-        self._buffer = bytearray()
+        self._payloads: list[bytes | memoryview] = []
+        self._size = 0
+        self._digest = blake3()
         self._pending: Future[None] | None = None
         self._segments: list[Segment] = []
 
@@ -41,39 +43,49 @@ class SegmentWriter:
             ranges=ranges,
             mode=encoded.mode,
             segment=len(self._segments),
-            offset=len(self._buffer),
+            offset=self._size,
             size=len(encoded.payload),
             xxh3=xxhash.xxh3_64_hexdigest(encoded.payload),
             changes=encoded.changes,
         )
-        self._buffer += encoded.payload
-        if len(self._buffer) >= self._segment_bytes:
+        self._payloads.append(encoded.payload)
+        self._size += len(encoded.payload)
+        self._digest.update(encoded.payload)
+        if self._size >= self._segment_bytes:
             self._close(uploader)
         return frame
 
     def _close(self, uploader: ThreadPoolExecutor) -> None:
-        data, self._buffer = self._buffer, bytearray()
-        digest = blake3(data).hexdigest()
-        segment = Segment(segment_key(self._prefix, len(self._segments), digest=digest), len(data), digest)
+        digest = self._digest.hexdigest()
+        segment = Segment(segment_key(self._prefix, len(self._segments), digest=digest), self._size, digest)
         self._segments.append(segment)
+        payloads, self._payloads, self._size, self._digest = self._payloads, [], 0, blake3()
         if self._pending is not None:
             self._pending.result()
-        self._pending = uploader.submit(self._put, segment, data)
+        self._pending = uploader.submit(self._put, segment, payloads)
 
-    def _put(self, segment: Segment, data: bytearray) -> None:
+    def _put(self, segment: Segment, payloads: list[bytes | memoryview]) -> None:
         if self._standing.get(segment.key) != segment.size or not self._store.adopt(segment.key, segment.size):
             try:
-                self._store.put_or_adopt(segment.key, data)
+                self._store.put(segment.key, payloads)
             except ObjectExists as error:
-                raise ObjectExists(
-                    f"{segment.key} holds other bytes than its name says; publish under a new fence"
-                ) from error
+                if not self._stands(segment):
+                    raise ObjectExists(
+                        f"{segment.key} holds other bytes than its name says; publish under a new fence"
+                    ) from error
         if self._on_segment is not None:
             self._on_segment(segment)
 
+    def _stands(self, segment: Segment) -> bool:
+        """Whether the store holds the segment itself, now as durable as if it had been put."""
+        return (
+            self._store.adopt(segment.key, segment.size)
+            and blake3(self._store.get(segment.key)).hexdigest() == segment.blake3
+        )
+
     def finish(self, *, uploader: ThreadPoolExecutor) -> list[Segment]:
         """Write what is left; all segments. Raises: ObjectExists, StoreUnavailable."""
-        if self._buffer:
+        if self._payloads:
             self._close(uploader)
         if self._pending is not None:
             self._pending.result()

@@ -11,6 +11,7 @@ import torch
 from rl_core.delta.root import root_of_leaves, weights_leaves
 from rl_core.delta.words import Tensors
 from rl_core.errors import ModelError
+from rl_core.memory import copied
 from rl_core.models.checkpoint import read_checkpoint
 
 Form = tuple[torch.dtype, tuple[int, ...]]
@@ -67,9 +68,7 @@ class ShadowWeights:
 
         Raises: ModelError for tensors that checkpoints do not hold.
         """
-        copies = {
-            name: tensors[name].detach().cpu().clone(memory_format=torch.contiguous_format) for name in sorted(tensors)
-        }
+        copies = {name: copied(tensors[name]) for name in sorted(tensors)}
         return cls(copies, leaves=weights_leaves(copies, threads=threads), version=version, manifest_key=manifest_key)
 
     @classmethod

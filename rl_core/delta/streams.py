@@ -22,6 +22,7 @@ _BYTE_ESCAPE: Final = 255
 _TELLS_SIZE: Final = 0x20  # from which on the first byte of a zstd frame's header tells the decoded size
 _WORTH_CODING: Final = 64  # bytes: shorter streams seldom shrink
 _VARINT_BYTES: Final = 5  # lengths below 2^35
+LENGTHS_BYTES: Final = 2 * _VARINT_BYTES  # at most, before a stream
 _FIXED: Final = struct.Struct("<BII")  # of codec frames/1: coding, stored bytes, bytes when decoded
 
 
@@ -59,13 +60,18 @@ def varint(value: int) -> bytes:
 
 def pack_stream(stream: NDArray[Any]) -> bytes:
     """A stream with its lengths: twice the stored length, plus 1 and the decoded length if it is compressed."""
+    return b"".join(stream_parts(stream))
+
+
+def stream_parts(stream: NDArray[Any]) -> tuple[bytes, bytes | memoryview]:
+    """What `pack_stream` joins: the lengths, and the bytes, which are the stream's own where it does not shrink."""
     if not stream.size:
-        return varint(0)
+        return varint(0), b""
     data = np.ascontiguousarray(stream).data.cast("B")
     packed = _CODERS.compressor.compress(data) if len(data) >= _WORTH_CODING else data
     if len(packed) < len(data):
-        return varint(len(packed) << 1 | 1) + varint(len(data)) + packed
-    return varint(len(data) << 1) + data
+        return varint(len(packed) << 1 | 1) + varint(len(data)), packed
+    return varint(len(data) << 1), data
 
 
 def little_endian(stream: NDArray[Any]) -> NDArray[Any]:

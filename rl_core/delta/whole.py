@@ -8,9 +8,10 @@ import numpy as np
 import zstandard
 
 from rl_core.delta.patches import Patch, Pieces, whole_patches
-from rl_core.delta.streams import StreamReader, pack_stream
+from rl_core.delta.streams import LENGTHS_BYTES, StreamReader, stream_parts
 from rl_core.delta.words import Words
 from rl_core.errors import DigestMismatch
+from rl_core.memory import mapped
 
 _LEVEL: Final = 1
 
@@ -32,12 +33,18 @@ def decode_raw(payload: bytes | memoryview, pieces: Pieces) -> list[Patch]:
     return whole_patches(np.frombuffer(data, pieces[0].dtype), pieces)
 
 
-def encode_planes(new: Pieces) -> bytes:
+def encode_planes(new: Pieces) -> memoryview:
     """Byte planes, each a stream: exponents shrink by themselves, while mantissas between them would hide it."""
-    width = new[0].itemsize
+    width, count = new[0].itemsize, sum(piece.size for piece in new)
     pieces = [piece.astype(_little(piece.dtype), copy=False).view(np.uint8) for piece in new]
-    planes = (np.concatenate([piece[index::width] for piece in pieces]) for index in range(width))
-    return b"".join(map(pack_stream, planes))
+    payload = mapped(width * (count + LENGTHS_BYTES))
+    plane, end = np.empty(count, np.uint8), 0
+    for index in range(width):
+        np.concatenate([piece[index::width] for piece in pieces], out=plane)
+        for part in stream_parts(plane):
+            payload[end : end + len(part)] = part
+            end += len(part)
+    return payload[:end]
 
 
 def decode_planes(payload: bytes | memoryview, pieces: Pieces) -> list[Patch]:

@@ -71,11 +71,6 @@ def words_of(tensor: torch.Tensor) -> Words:
     return flat.view(torch.uint8).numpy().view(word_dtype(tag))
 
 
-def empty_tensor(*, dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    """An uninitialised CPU tensor of a safetensors dtype tag."""
-    return torch.empty(tuple(shape), dtype=DTYPES[dtype])
-
-
 def numel(shape: Sequence[int]) -> int:
     """Elements of a shape."""
     return math.prod(shape)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rl_core.errors import ModelError
 from rl_core.formats import fp4, fp8
+from rl_core.memory import copied, empty_tensor
 from rl_core.types import WeightFormat
 
 _LINEAR: Final = re.compile(r".*(?:_proj|\.experts\.\d+\.w[123])\.weight")
@@ -41,7 +42,7 @@ def serving_weights(tensors: Mapping[str, Tensor], weight_format: WeightFormat) 
 def serving_copy(tensors: Mapping[str, Tensor], weight_format: WeightFormat) -> dict[str, Tensor]:
     """The same in memory of its own, so that `tensors` may be changed afterwards."""
     made = serving_weights(tensors, weight_format)
-    return {name: tensor.clone() if tensors.get(name) is tensor else tensor for name, tensor in made.items()}
+    return {name: copied(tensor) if tensors.get(name) is tensor else tensor for name, tensor in made.items()}
 
 
 def serving_weights_of(tensors: dict[str, Tensor], weight_format: WeightFormat) -> dict[str, Tensor]:
@@ -89,18 +90,15 @@ def _quantised(name: str, tensor: Tensor, weight_format: WeightFormat) -> dict[s
     stem = name.removesuffix(".weight")
     if weight_format in _FP8_BLOCKS:
         rows, columns, scale = _FP8_BLOCKS[weight_format]
-        made = [fp8.quantise(piece.float(), rows=rows, columns=columns) for piece in pieces]
-        return {name: _joined(made, 0), f"{stem}.{scale}": _joined(made, 1)}
+        made = _filled(lambda piece: fp8.quantise(piece, rows=rows, columns=columns), matrix, pieces, rows=rows)
+        return dict(zip((name, f"{stem}.{scale}"), made, strict=True))
+    packed = (f"{stem}.weight_packed", f"{stem}.weight_scale")
     if weight_format is WeightFormat.MXFP4:
-        made = [fp4.quantise_mx(piece.float()) for piece in pieces]
-        return {f"{stem}.weight_packed": _joined(made, 0), f"{stem}.weight_scale": _joined(made, 1)}
+        return dict(zip(packed, _filled(fp4.quantise_mx, matrix, pieces), strict=True))
     largest = torch.stack([piece.abs().amax().float() for piece in pieces if piece.numel()] or [torch.zeros(())]).amax()
-    halves = [fp4.quantise_nv(piece.float(), largest=largest) for piece in pieces]
-    return {
-        f"{stem}.weight_packed": _joined(halves, 0),
-        f"{stem}.weight_scale": _joined(halves, 1),
-        f"{stem}.weight_global_scale": halves[0][2],
-    }
+    divisor = fp4.divisor_nv(largest)
+    made = _filled(lambda piece: fp4.quantise_nv(piece, divisor=divisor), matrix, pieces)
+    return {**dict(zip(packed, made, strict=True)), f"{stem}.weight_global_scale": divisor}
 
 
 def _dequantised(name: str, tensors: Mapping[str, Tensor], weight_format: WeightFormat, shape: torch.Size) -> Tensor:
@@ -114,8 +112,20 @@ def _dequantised(name: str, tensors: Mapping[str, Tensor], weight_format: Weight
     return fp4.dequantise_nv(packed, scales, tensors[f"{stem}.weight_global_scale"], columns=columns)
 
 
-def _joined(made: Sequence[tuple[Tensor, ...]], index: int) -> Tensor:
-    return torch.cat([parts[index] for parts in made]).contiguous()
+def _filled(
+    quantise: Callable[[Tensor], tuple[Tensor, Tensor]], matrix: Tensor, pieces: Sequence[Tensor], *, rows: int = 1
+) -> list[Tensor]:
+    """What `quantise` makes of each piece, end to end. `rows`: how many share a scale."""
+    made = [
+        empty_tensor((-(-len(matrix) // height), *none.shape[1:]), none.dtype)
+        for none, height in zip(quantise(matrix[:0].float()), (1, rows), strict=True)
+    ]
+    ends = [0, 0]
+    for piece in pieces:
+        for index, part in enumerate(quantise(piece.float())):
+            made[index][ends[index] : ends[index] + len(part)] = part
+            ends[index] += len(part)
+    return made
 
 
 # Rows and columns that share a scale (None: whole rows), and the scale's name.

@@ -42,18 +42,20 @@ def dequantise_mx(packed: Tensor, scales: Tensor, *, columns: int) -> Tensor:
     return combined(torch.mul, elements, factors, rows=1, columns=MX_BLOCK)
 
 
-def quantise_nv(matrix: Tensor, *, largest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """NVFP4: packed elements, E4M3 scales, and what the scales are divided by, a power of two for the tensor.
+def divisor_nv(largest: Tensor) -> Tensor:
+    """What NVFP4 scales are divided by, a power of two for the tensor, of its largest magnitude. Shapes: [] → [1]."""
+    return power_of_two(-exponent_within(largest.reshape(1), _LARGEST_SCALE * LARGEST, lowest=-126, highest=116))
 
-    `largest` is the largest magnitude of the whole tensor, of which `matrix` may be some rows.
-    Shapes: float32 [N, K], [] → uint8 [N, ⌈K / 2⌉], float8_e4m3fn [N, ⌈K / 16⌉], float32 [1].
+
+def quantise_nv(matrix: Tensor, *, divisor: Tensor) -> tuple[Tensor, Tensor]:
+    """NVFP4: packed elements and E4M3 scales. `divisor` is the whole tensor's, of which `matrix` may be some rows.
+
+    Shapes: float32 [N, K], [1] → uint8 [N, ⌈K / 2⌉], float8_e4m3fn [N, ⌈K / 16⌉].
     """
-    exponent = exponent_within(largest.reshape(1), _LARGEST_SCALE * LARGEST, lowest=-126, highest=116)
-    divisor = power_of_two(-exponent)
     block_maxima = maxima(matrix, rows=1, columns=NV_BLOCK) * divisor
     scales = (block_maxima / LARGEST).clamp(_LEAST_SCALE, _LARGEST_SCALE).to(torch.float8_e4m3fn)
     scaled = combined(torch.div, matrix * divisor, scales.to(torch.float32), rows=1, columns=NV_BLOCK)
-    return _packed(_codes(scaled)), scales, divisor
+    return _packed(_codes(scaled)), scales
 
 
 def dequantise_nv(packed: Tensor, scales: Tensor, divisor: Tensor, *, columns: int) -> Tensor:

@@ -17,11 +17,11 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 import obstore
@@ -40,6 +40,7 @@ from rl_core.errors import (
 
 PROBES: Final = "probes"  # where a store is tried for whether it refuses a second writer
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
 _T = TypeVar("_T")
 _KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(?:/[A-Za-z0-9._=-]+)*")
 _MAX_KEY_CHARS: Final = 900  # S3 allows 1024 bytes; leave room for a store's own prefix
@@ -72,7 +73,7 @@ def check_key(key: str) -> str:
     return key
 
 
-def blob_key(data: bytes | bytearray | memoryview) -> str:
+def blob_key(data: Buffer) -> str:
     """Where `put_blob` stores these bytes."""
     digest = blake3(data).hexdigest()
     return f"blobs/{digest[:2]}/{digest}"
@@ -124,10 +125,11 @@ class ObjectStore:
         self._trusted = folder is not None or url.startswith("memory:")  # to refuse a second writer
         self._probing = threading.Lock()
 
-    def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
-        """Create the object whole: readers see all of it or nothing. Raises: ObjectExists, StoreUnsuitable.
+    def put(self, key: str, data: Buffer | Sequence[Buffer]) -> None:
+        """Create the object whole, of one buffer or of several end to end: readers see all of it or nothing.
 
         Where an answer was lost, `ObjectExists` may speak of what this call wrote: `put_or_adopt` tells.
+        Raises: ObjectExists, StoreUnsuitable.
         """
         check_key(key)
         self._require_create_only()
@@ -135,7 +137,7 @@ class ObjectStore:
         with _translated("create", key):
             self._sync(key)
 
-    def _create(self, key: str, data: bytes | bytearray | memoryview) -> None:
+    def _create(self, key: str, data: Buffer | Sequence[Buffer]) -> None:
         obstore.put(self._backend, key, data, mode="create", use_multipart=False)
 
     def _ask(self, action: str, key: str, call: Callable[[], _T]) -> _T:
@@ -188,7 +190,7 @@ class ObjectStore:
             self._sync(key)
         return self.head(key).size_bytes == size_bytes
 
-    def put_or_adopt(self, key: str, data: bytes | bytearray | memoryview) -> bool:
+    def put_or_adopt(self, key: str, data: Buffer) -> bool:
         """Create the object; True if this call did. An object with the same bytes is adopted (False).
 
         Raises: ObjectExists when the key holds other bytes.
@@ -273,7 +275,7 @@ class ObjectStore:
         with suppress(ObjectMissing):
             self._ask("delete", key, lambda: obstore.delete(self._backend, key))
 
-    def put_blob(self, data: bytes | bytearray | memoryview) -> str:
+    def put_blob(self, data: Buffer) -> str:
         """Store bytes under their own digest and return the key `blobs/<2 hex>/<blake3>`; idempotent.
 
         Raises: DigestMismatch when what stands there is of another size: torn by a machine that lost power.

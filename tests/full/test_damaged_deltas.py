@@ -38,9 +38,9 @@ def frames():
         old, new = words_by_law(rng, word)
         for profile in Profile:
             frame = encode_frame(old=[old], new=[new], profile=profile)
-            made.append((frame.mode, frame.payload, old, new))
+            made.append((frame.mode, bytes(frame.payload), old, new))
         whole = encode_frame(old=None, new=[new])
-        made.append((whole.mode, whole.payload, old, new))
+        made.append((whole.mode, bytes(whole.payload), old, new))
     return made
 
 

@@ -21,6 +21,7 @@ import torch
 
 from rl_core.delta import Base, ShadowWeights, Target, publish_delta, publish_snapshot, reconcile, weights_root
 from rl_core.formats import serving_copy, serving_weights_of
+from rl_core.memory import copied, empty_tensor
 from rl_core.store import ObjectStore, open_store
 from rl_core.types import VersionRef, WeightFormat
 
@@ -30,11 +31,13 @@ FORMATS = (WeightFormat.FP8_BLOCK, WeightFormat.NVFP4)
 
 
 def make(seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        f"layers.{i:02}.up_proj.weight": torch.randn(ROWS, COLUMNS, generator=generator).mul_(0.02).bfloat16()
-        for i in range(TENSORS)
-    }
+    """Apart from the heap, which then has no holes of them that what is measured would fill."""
+    generator, made = torch.Generator().manual_seed(seed), {}
+    drawn = empty_tensor((ROWS, COLUMNS), torch.float32)
+    for i in range(TENSORS):
+        torch.randn(ROWS, COLUMNS, generator=generator, out=drawn)
+        made[f"layers.{i:02}.up_proj.weight"] = empty_tensor(drawn.shape, torch.bfloat16).copy_(drawn.mul_(0.02))
+    return made
 
 
 def changed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -43,7 +46,7 @@ def changed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     new = {}
     for name, tensor in weights.items():
         places = torch.randint(0, tensor.numel(), (int(tensor.numel() * DENSITY),), generator=generator)
-        words = tensor.clone().view(torch.int16).flatten()
+        words = copied(tensor).view(torch.int16).flatten()
         words[places] += 1
         new[name] = words.view(torch.bfloat16).view_as(tensor)
     return new
@@ -51,10 +54,9 @@ def changed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def resident() -> int:
     """Bytes of memory that are not pages of files."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) << 10
-    raise RuntimeError("this system tells no RssAnon")
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    told = {line[0]: int(line[1]) << 10 for line in lines if line[0].startswith("Rss")}
+    return told["RssAnon:"] + told["RssShmem:"]
 
 
 def peak_beyond(work: Callable[[], object]) -> int:

@@ -17,7 +17,7 @@ def encode_pieces(mode: FrameMode, old: Pieces, new: Pieces, *, threshold: int =
         case FrameMode.RAW:
             return encode_raw(new)
         case FrameMode.PLANES:
-            return encode_planes(new)
+            return bytes(encode_planes(new))
         case FrameMode.RICE_ULP:
             return pack_extracted(extract(old, new, threshold=threshold), sum(piece.size for piece in new))
         case FrameMode.HAZARD:

@@ -32,6 +32,14 @@ def test_put_or_adopt_takes_equal_bytes_and_refuses_others(location):
             store.put_or_adopt("k", other)
 
 
+def test_an_object_is_put_in_parts(location):
+    store = open_store(location)
+    store.put("k", [b"ab", memoryview(bytearray(b"cd")), b"", b"e"])
+    assert store.get("k") == b"abcde"
+    with pytest.raises(ObjectExists):
+        store.put("k", [b"abcde"])
+
+
 def test_ranges_head_list_delete(location):
     store = open_store(location)
     store.put("x/1", bytes(range(100)))
