@@ -266,7 +266,9 @@ async def batch(sidecar: Sidecar, *, routes: bool = False, max_tokens: int = 24)
             for place, prompt in enumerate(PROMPTS):
                 sampling = SamplingParams(temperature=float(place % 2), seed=place, max_tokens=max_tokens)
                 tasks.append(asyncio.ensure_future(client.generate(prompt, sampling, return_routes=routes)))
-                await asyncio.sleep(0.05)  # they arrive in this order
+                # They arrive in this order; what is counted has been asked of vLLM, behind them.
+                await asyncio.to_thread(wait_until, lambda count=place + 1: sidecar.metrics()["running"] == count)
+                await asyncio.to_thread(sidecar.metrics)
             await asyncio.sleep(0.5)
             await asyncio.to_thread(control.resume)
         return await asyncio.gather(*tasks)
