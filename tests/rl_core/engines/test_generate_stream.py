@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import engine_factories as make
@@ -14,11 +13,12 @@ import pytest
 
 from rl_core.delta import Base, publish_delta, publish_snapshot
 from rl_core.engines.client import EngineClient
+from rl_core.engines.control_client import ControlClient
 from rl_core.engines.protocol import EndEvent, GenerateBody, TokenEvent
 from rl_core.errors import EngineUnreachable, RequestRefused, VersionUnavailable
 from rl_core.models.checkpoint import read_checkpoint
 from rl_core.store import open_store
-from rl_core.types import FinishReason, Routes, SamplingParams, VersionRef
+from rl_core.types import FinishReason, PauseMode, Routes, SamplingParams, VersionRef
 
 PROMPT = [5, 6, 7]
 
@@ -39,6 +39,21 @@ async def read(client: EngineClient, wanted: GenerateBody) -> tuple[list[TokenEv
     *tokens, end = [event async for event in client.stream(wanted)]
     assert isinstance(end, EndEvent)
     return tokens, end
+
+
+async def held(
+    client: EngineClient, control: ControlClient
+) -> tuple[AsyncGenerator[TokenEvent | EndEvent], TokenEvent]:
+    """A stream paused in its middle, however slow this process is, and its first token."""
+    while True:
+        events = client.stream(body(sampling=SamplingParams(max_tokens=450)))
+        first = await anext(events)
+        assert isinstance(first, TokenEvent)
+        control.pause(PauseMode.KEEP)
+        if control.metrics()["running"]:
+            return events, first
+        control.resume()
+        await events.aclose()
 
 
 async def test_a_stream_says_what_the_whole_answer_says(engine: server.EngineProcess) -> None:
@@ -70,12 +85,12 @@ async def test_leaving_the_stream_aborts_the_generation(engine: server.EnginePro
     with engine.control() as control:
         before = control.metrics()["aborted_total"]
         async with EngineClient(engine.url, server.INFERENCE_TOKEN) as client:
-            wanted = body(sampling=SamplingParams(max_tokens=480))
-            async with contextlib.aclosing(client.stream(wanted)) as events:
-                await anext(events)
+            events, _ = await held(client, control)
+            await events.aclose()
             while control.metrics()["aborted_total"] == before:
                 await asyncio.sleep(0.005)
             assert control.metrics()["running"] == 0
+        control.resume()
 
 
 async def test_every_token_names_its_version_across_a_swap(tmp_path: Path) -> None:
@@ -91,10 +106,11 @@ async def test_every_token_names_its_version_across_a_swap(tmp_path: Path) -> No
         control.set_target(version=str(first), root=old.root, manifest=old.manifest_key)
         control.wait_version(str(first))
         async with EngineClient(engine.url, server.INFERENCE_TOKEN) as client:
-            events = client.stream(body(sampling=SamplingParams(max_tokens=450)))
-            seen = [await anext(events)]
+            events, first_token = await held(client, control)
             control.set_target(version=str(second), root=new.root, manifest=new.manifest_key)
-            seen += [event async for event in events]
+            control.wait_version(str(second))
+            control.resume()
+            seen = [first_token, *[event async for event in events]]
     end = seen.pop()
     assert isinstance(end, EndEvent)
     named = [(place, event.version) for place, event in enumerate(seen) if event.version]
@@ -105,10 +121,9 @@ async def test_every_token_names_its_version_across_a_swap(tmp_path: Path) -> No
 @pytest.mark.parametrize("killed", [True, False])
 async def test_an_engine_that_ends_breaks_the_stream_off(tmp_path: Path, killed: bool) -> None:
     folder = make.endless_model_folder(tmp_path / "m")
-    with server.running_engine(folder, tmp_path / "state") as engine:
+    with server.running_engine(folder, tmp_path / "state") as engine, engine.control() as control:
         async with EngineClient(engine.url, server.INFERENCE_TOKEN) as client:
-            events = client.stream(body(sampling=SamplingParams(max_tokens=480)))
-            await anext(events)
+            events, _ = await held(client, control)
             if killed:
                 engine.process.kill()
                 with pytest.raises(EngineUnreachable):
