@@ -69,7 +69,7 @@ def carried(where: Plant, figures: Figures, name: str) -> tuple[Format, Synced]:
 
 def links_table(figures: Figures) -> Iterator[str]:
     """Every format on every link: one version, and a day of them."""
-    heads = "link | format | shipped | sync | all after it | decoded before it | pause | behind, mean | a day | $ a day"
+    heads = "link | format | shipped | sync | all after it | decoded after it | pause | behind, mean | a day | $ a day"
     yield f"| {heads} |"
     yield "|---" * len(heads.split("|")) + "|"
     ends = step_ends(shortest_s=STEP_S[0], longest_s=STEP_S[1], seed=1)
@@ -77,11 +77,11 @@ def links_table(figures: Figures) -> Iterator[str]:
         where = plant(figures, gbit=gbit)
         for name, title in FORMATS.items():
             form, synced = carried(where, figures, name)
-            late, soon = (sync(dataclasses.replace(where, ahead=how), form) for how in (Ahead.NOTHING, Ahead.DECODE))
+            late, apart = (sync(dataclasses.replace(where, ahead=how), form) for how in (Ahead.NOTHING, Ahead.FETCH))
             day = day_of(where, form, synced, ends, prices=Prices())
             yield (
                 f"| {gbit} Gbit/s | {_titled(title, form)} | {synced.uploaded_bytes / 1e9:,.1f} GB |"
-                f" {synced.sync_s:,.1f} s | {late.sync_s:,.1f} s | {soon.sync_s:,.1f} s | {where.swap_s:.1f} s |"
+                f" {synced.sync_s:,.1f} s | {late.sync_s:,.1f} s | {apart.sync_s:,.1f} s | {where.swap_s:.1f} s |"
                 f" {day.lag_mean:.3f} versions, {day.behind_s:,.1f} s |"
                 f" {day.egress_bytes / 1e12:,.1f} TB | {day.dollars:,.0f} |"
             )

@@ -24,8 +24,8 @@ class Ahead(IntEnum):
     """What a cluster does with a segment before the version is committed."""
 
     NOTHING = 0
-    FETCH = 1  # brings it onto its disks, and to each replica: what Slipway does
-    DECODE = 2  # decodes it beside the weights that serve, and hashes what came out, too
+    FETCH = 1  # brings it onto its disks, and to each replica
+    DECODE = 2  # decodes it beside the weights that serve, and hashes what came out, too: what Slipway does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Plant:
     egress_bytes_s: float = math.inf
     commit_s: float = 0.0
     swap_s: float = 0.0
-    ahead: Ahead = Ahead.FETCH
+    ahead: Ahead = Ahead.DECODE
     ahead_segments: int = 64
 
 

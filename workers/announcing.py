@@ -1,4 +1,4 @@
-"""Replicas are told of a version's segments while it is published, so that they have them when it is committed.
+"""Replicas are told of a version's segments while it is published, so that they have decoded them when it is committed.
 
 Hints alone: nothing waits for them, what cannot be told is left out, and losing all of them costs nothing but time.
 """
@@ -19,7 +19,7 @@ from controlplane.conductor.fleet import control_client
 from controlplane.models import Run
 from controlplane.selectors.followers import Follower, followers
 from rl_core.engines.control_client import ControlClient
-from rl_core.engines.protocol import AnnounceBody, SegmentRef
+from rl_core.engines.protocol import AnnounceBody, StandingRef
 from rl_core.errors import EngineError
 from rl_core.types import VersionRef
 
@@ -51,10 +51,10 @@ class Announcer:
 
     def progress(self, told: dict[str, Any]) -> None:
         """Take what the trainer process tells of its progress. Raises nothing: the step goes on without hints."""
-        if "segment" not in told:
+        if "stands" not in told:
             return
         try:
-            body = self._body(segments=[msgspec.convert(told["segment"], type=SegmentRef)])
+            body = self._body(segments=[msgspec.convert(told["stands"], type=StandingRef)])
             for one in self._listeners():
                 one.queue.submit(_tell, one, body)
         except Exception:
@@ -88,7 +88,7 @@ class Announcer:
                     log.info("not_announced", replica=follower.replica.name, error=str(error))
         return self._told
 
-    def _body(self, *, segments: list[SegmentRef] | None = None, withdrawn: bool = False) -> AnnounceBody:
+    def _body(self, *, segments: list[StandingRef] | None = None, withdrawn: bool = False) -> AnnounceBody:
         return AnnounceBody(version=str(self._version), fence=self._fence, segments=segments or [], withdrawn=withdrawn)
 
 
@@ -96,8 +96,11 @@ def _tell(one: _Told, body: AnnounceBody) -> None:
     if not one.listens:
         return
     follower = one.follower
+    own = msgspec.structs.replace(
+        body, slots=follower.slots, peers=follower.peers, limit_bytes_s=follower.limit_bytes_s
+    )
     try:
-        one.client.announce(msgspec.structs.replace(body, peers=follower.peers, limit_bytes_s=follower.limit_bytes_s))
+        one.client.announce(own)
     except EngineError as error:
         one.listens = False
         log.info("not_announced", replica=follower.replica.name, error=str(error)[:200])

@@ -24,9 +24,10 @@ _OF_A_CLUSTER: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """A replica that will be told to hold the run's next version. `peers` and `limit_bytes_s` as in a transfer."""
+    """A replica whose `slots` will be told to hold the run's next version. Else as in a transfer."""
 
     replica: Replica
+    slots: list[str]
     peers: list[str]
     limit_bytes_s: float | None
 
@@ -34,11 +35,14 @@ class Follower:
 def followers(run: Run) -> list[Follower]:
     """Those that answer now, with a share of their cluster's link each."""
     by_cluster: dict[Cluster, list[Replica]] = defaultdict(list)
-    rows = Replica.objects.filter(answering(), pk__in=_slots(run).values("replica")).exclude(control_url="")
+    slots: dict[object, list[str]] = defaultdict(list)
+    for slot in _slots(run).order_by("slot"):
+        slots[slot.replica_id].append(slot.slot)
+    rows = Replica.objects.filter(answering(), pk__in=list(slots)).exclude(control_url="")
     for replica in rows.select_related("cluster").order_by("cluster__slug", "name"):
         by_cluster[replica.cluster].append(replica)
     return [
-        Follower(replica, _peers(replica, replicas), _share(cluster, len(replicas)))
+        Follower(replica, slots[replica.pk], _peers(replica, replicas), _share(cluster, len(replicas)))
         for cluster, replicas in by_cluster.items()
         for replica in replicas
     ]

@@ -1,22 +1,22 @@
 """Segments of versions that are still being published, brought into the spool as they come to stand.
 
-A hint, never a promise: what was not brought an update fetches itself, and nothing is decoded before there is a target.
-One segment is under way at a time, and none while an update reads: a kill costs one at most, and the link carries no
-more than it may. What was brought for a version that comes to nothing goes again.
+A hint, never a promise: what was not brought an update fetches itself; what was, `early` decodes. One segment is under
+way at a time, and none while an update reads: a kill costs one at most, and the link carries no more than it may. What
+was brought for a version that comes to nothing goes again.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from rl_core.delta.fetch import CONNECTIONS, Origin, SegmentSource
-from rl_core.delta.manifest import Segment
+from rl_core.delta.manifest import Segment, StandingSegment
 from rl_core.delta.priority import give_way
 from rl_core.delta.spool import Spool
 from rl_core.errors import RlCoreError
@@ -29,11 +29,12 @@ _MOST: Final = 8  # publications known at once
 OpenSource = Callable[[], AbstractContextManager[SegmentSource]]
 
 
-@dataclass(slots=True)
-class _Publication:
+@dataclass(slots=True, eq=False)
+class Publication:
     """A version on its way into the store: segments that wait, and those brought that no update has taken, by digest.
 
-    `source` stays open until the publication is forgotten.
+    `source` stays open until the publication is forgotten. `told` are those that `slots` may decode: from the first on,
+    without a gap. `over`: nothing of it is to be decoded ahead, and what was is to be taken back.
     """
 
     version: VersionRef
@@ -43,6 +44,20 @@ class _Publication:
     waiting: dict[str, Segment] = field(default_factory=dict)
     brought: dict[str, tuple[Origin, float]] = field(default_factory=dict)
     bytes: int = 0
+    slots: frozenset[str] = frozenset()
+    told: list[StandingSegment] = field(default_factory=list)
+    over: bool = False
+
+    def hear(self, one: StandingSegment) -> None:
+        """Note what may be decoded. Another content under a number that was told already ends that."""
+        number = one.frames[0].segment if one.frames else -1
+        if one.draft is None or not 0 <= number <= len(self.told):
+            return
+        if number < len(self.told):
+            self.over |= self.told[number] != one
+        else:
+            self.over |= number > 0 and self.told[0].draft != one.draft
+            self.told.append(one)
 
 
 class FetchAhead:
@@ -51,13 +66,35 @@ class FetchAhead:
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._changed = threading.Condition()
-        self._publications: dict[VersionRef, _Publication] = {}
+        self._publications: dict[VersionRef, Publication] = {}
+        self._listeners: list[Callable[[], None]] = []
         self._updates = 0
         self._fetching = False
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name="fetch-ahead", daemon=True)
 
-    def announce(self, version: VersionRef, fence: int, segments: Sequence[Segment], *, source: OpenSource) -> None:
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call `changed`, on any thread, when there may be something to decode or to take back."""
+        self._listeners.append(changed)
+
+    def drafted(self, slot: str, root: str) -> Publication | None:
+        """What a slot whose weights have this root may decode ahead."""
+        with self._changed:
+            for known in self._publications.values():
+                draft = known.told[0].draft if known.told else None
+                if not known.over and slot in known.slots and draft is not None and draft.base_root == root:
+                    return known
+        return None
+
+    def announce(
+        self,
+        version: VersionRef,
+        fence: int,
+        standing: Sequence[StandingSegment],
+        *,
+        source: OpenSource,
+        slots: Collection[str] = (),
+    ) -> None:
         """Segments that stand. `source` is where a new attempt's come from; an older attempt's are not heeded."""
         with self._changed:
             if self._thread.ident is None:
@@ -71,9 +108,13 @@ class FetchAhead:
                 return
             if known is None or known.fence < fence:
                 known = self._begin(version, fence, source, before=known)
-            new = [segment for segment in segments if segment.blake3 not in known.brought]
-            known.waiting.update((segment.blake3, segment) for segment in new)
+            known.slots = frozenset(slots)
+            for one in standing:
+                known.hear(one)
+                if one.segment.blake3 not in known.brought:
+                    known.waiting[one.segment.blake3] = one.segment
             self._changed.notify_all()
+        self._tell()
 
     def withdraw(self, version: VersionRef, fence: int) -> None:
         """The attempt will not commit the version."""
@@ -81,6 +122,7 @@ class FetchAhead:
             known = self._publications.get(version)
             if known is not None and known.fence == fence:
                 self._forget(version)
+        self._tell()
 
     def take(self, digest: str) -> tuple[Origin, float] | None:
         """An update wants the segment: whence it was brought and how long that took; None when it was not brought."""
@@ -114,14 +156,17 @@ class FetchAhead:
         for known in self._publications.values():
             known.resources.close()
 
-    def _begin(
-        self, version: VersionRef, fence: int, source: OpenSource, *, before: _Publication | None
-    ) -> _Publication:
+    def _tell(self) -> None:
+        for changed in self._listeners:
+            changed()
+
+    def _begin(self, version: VersionRef, fence: int, source: OpenSource, *, before: Publication | None) -> Publication:
         """Another attempt tends to make the same segments: what an older one left brought stays for it."""
         resources = ExitStack()
-        made = _Publication(version, fence, resources.enter_context(source()), resources)
+        made = Publication(version, fence, resources.enter_context(source()), resources)
         if before is not None:
             made.brought, made.bytes = before.brought, before.bytes
+            before.over = True
             before.waiting.clear()
             before.resources.close()
         self._publications[version] = made
@@ -129,13 +174,14 @@ class FetchAhead:
 
     def _forget(self, version: VersionRef) -> None:
         gone = self._publications.pop(version)
+        gone.over = True
         gone.waiting.clear()
         # An update that reads may be on its way through this version: then the spool's room is what bounds them.
         for digest in gone.brought if not self._updates else ():
             self._spool.discard(digest)
         gone.resources.close()
 
-    def _next(self) -> tuple[_Publication, Segment] | None:
+    def _next(self) -> tuple[Publication, Segment] | None:
         if self._updates:
             return None
         for known in self._publications.values():
@@ -157,8 +203,9 @@ class FetchAhead:
                 with self._changed:
                     self._fetching = False
                     self._changed.notify_all()
+                self._tell()
 
-    def _bring(self, publication: _Publication, segment: Segment, *, parts: ThreadPoolExecutor) -> None:
+    def _bring(self, publication: Publication, segment: Segment, *, parts: ThreadPoolExecutor) -> None:
         """Fetch one. Where that fails, or the spool has no room for it, the rest is left to the update."""
         brought: tuple[Origin, float] | None = None
         fits = publication.bytes + segment.size <= self._spool.max_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
@@ -10,10 +10,11 @@ from typing import Final, Self
 
 import numpy as np
 import torch
+import xxhash
 
 from rl_core.delta.codec import decode_frame
 from rl_core.delta.frames import pieces_of
-from rl_core.delta.manifest import FRAME_BYTES, Frame, TensorEntry
+from rl_core.delta.manifest import FRAME_BYTES, Frame, Manifest, TensorEntry
 from rl_core.delta.patches import Patch, whole_patches
 from rl_core.delta.path import Hop, HopKind
 from rl_core.delta.root import leaf_hash, root_of_leaves, weights_leaves
@@ -28,10 +29,11 @@ _UNDO_SHARE: Final = 20  # what is kept to take a hop back is at most a twentiet
 class HopApplication:
     """A context: `apply` payloads, then `commit`. Leaving without a commit restores the shadow, or poisons it.
 
-    While it is open the shadow counts as poisoned, so that even a killed thread never leaves half a version that
-    passes for a whole one. Tensors are hashed on threads of their own, each once no frame is left that touches it.
-    A hop that would need more memory to be taken back than is bounded here is not: it poisons, and a snapshot repairs.
-    Memory that came out wrong though the hop never wrote to it makes the shadow `damaged`, too.
+    One whose manifest is not there yet is begun by `begin` instead: `expect` and `settle` then say what is known, and
+    `complete` that all is. While it is open the shadow counts as poisoned, so that even a killed thread never leaves
+    half a version that passes for a whole one. Tensors are hashed on threads of their own, each once no frame is left
+    that touches it. A hop that would need more memory to be taken back than is bounded here is not: it poisons, and a
+    snapshot repairs. Memory that came out wrong though the hop never wrote to it makes the shadow `damaged`, too.
     """
 
     def __init__(self, shadow: ShadowWeights, hop: Hop, *, threads: int) -> None:
@@ -43,7 +45,10 @@ class HopApplication:
         self._words: list[Words] = []
         self._undo: list[tuple[Frame, memoryview | Words]] = []
         self._undo_left = hop.manifest.full_bytes // _UNDO_SHARE + FRAME_BYTES
-        self._frames_left = [0] * len(self._entries)
+        # Of each tensor: frames that are known and not applied, and 1 while others may come.
+        self._frames_left = [1] * len(self._entries)
+        self._settled = [False] * len(self._entries)
+        self._expected = 0
         self._leaves: dict[str, Future[str]] = {}
         self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="decode")
         self._hashers = ThreadPoolExecutor(threads, thread_name_prefix="hash")
@@ -52,25 +57,57 @@ class HopApplication:
         self._committed = False
 
     def __enter__(self) -> Self:
+        self.begin()
+        self.complete(self._hop)
+        return self
+
+    def begin(self) -> None:
+        """Take the shadow. Raises: BaseMismatch."""
         self._check_base()
         self._tensors = {entry.name: self._place(entry) for entry in self._entries}
         self._words = [words_of(self._tensors[entry.name]) for entry in self._entries]
         if self._hop.kind is not HopKind.SNAPSHOT:
             self._shadow.poisoned = True
-        for frame in self._hop.manifest.frames:
+
+    def expect(self) -> None:
+        """The hop's manifest has these frames, and may come to have others."""
+        frames = self._hop.manifest.frames
+        for frame in frames[self._expected :]:
             for piece in frame.ranges:
                 self._frames_left[piece.tensor] += 1
+        self._expected = len(frames)
+
+    def settle(self, tensors: Iterable[int]) -> None:
+        """No frame that is not known yet touches these tensors, by index."""
+        for index in tensors:
+            if not self._settled[index]:
+                self._settled[index] = True
+                self._one_less(index)
+
+    def complete(self, hop: Hop) -> None:
+        """`hop` is the whole of what was begun; its manifest begins with the frames that were expected."""
+        self._hop, self._entries = hop, hop.manifest.tensors
+        self.expect()
         # All of them, not only those that the hop touches: memory that somebody else wrote to is found here.
-        for index, left in enumerate(self._frames_left):
-            if not left:
-                self._hash(index)
-        return self
+        self.settle(range(len(self._entries)))
+
+    def stays_reversible(self, frames: Sequence[Frame]) -> bool:
+        """Whether the hop can still be taken back after these frames, whose payloads are not resident."""
+        itemsizes = (self._words[frame.ranges[0].tensor].itemsize for frame in frames)
+        kept = sum(
+            frame.count * itemsize for frame, itemsize in zip(frames, itemsizes, strict=True) if not frame.mode.sparse
+        )
+        return kept <= self._undo_left
+
+    def abandon(self) -> None:
+        """The process ends, and the shadow with it: nothing is taken back."""
+        self._decoders.shutdown(cancel_futures=True)
+        self._hashers.shutdown(cancel_futures=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._decoders.shutdown(cancel_futures=True)
-        self._hashers.shutdown(cancel_futures=True)
+        self.abandon()
         if not self._committed and self._hop.kind is not HopKind.SNAPSHOT:
             self._take_back()
 
@@ -91,15 +128,16 @@ class HopApplication:
             if kept is not None:
                 self._keep(self._hop.manifest.frames[index], kept, resident=resident)
             for piece in self._hop.manifest.frames[index].ranges:
-                self._frames_left[piece.tensor] -= 1
-                if not self._frames_left[piece.tensor]:
-                    self._hash(piece.tensor)
+                self._one_less(piece.tensor)
         if failed is not None:
             raise failed
 
-    def _hash(self, index: int) -> None:
-        name = self._entries[index].name
-        self._leaves[name] = self._hashers.submit(leaf_hash, name, self._tensors[name])
+    def _one_less(self, index: int) -> None:
+        """A frame fewer is left for a tensor; the last one lets it be hashed."""
+        self._frames_left[index] -= 1
+        if not self._frames_left[index]:
+            name = self._entries[index].name
+            self._leaves[name] = self._hashers.submit(leaf_hash, name, self._tensors[name])
 
     def _keep(self, frame: Frame, kept: memoryview | Words, *, resident: bool) -> None:
         """Keep what takes a frame back, as long as there is room."""
@@ -196,3 +234,12 @@ class HopApplication:
             if self._shadow.leaves.get(name) == leaf:
                 self._tensors[name] = self._shadow.tensors[name]
                 self._touched.discard(name)
+
+
+def payloads_of(manifest: Manifest, indices: Iterable[int], segment: memoryview) -> dict[int, memoryview]:
+    """A segment's payloads by the index of their frame. Raises: DigestMismatch."""
+    frames = {index: manifest.frames[index] for index in indices}
+    payloads = {index: segment[frame.offset : frame.offset + frame.size] for index, frame in frames.items()}
+    if any(xxhash.xxh3_64_hexdigest(payload) != frames[index].xxh3 for index, payload in payloads.items()):
+        raise DigestMismatch(f"a frame of {manifest.version} is not what its digest says; fetch it again")
+    return payloads

@@ -125,17 +125,21 @@ class SegmentSource:
         if limit_bytes_s:
             self._part_bytes = int(min(PART_BYTES, max(_LEAST_PART_BYTES, limit_bytes_s / _PARTS_PER_S)))
 
-    def stream(self, segments: Sequence[Segment], *, on_bytes: OnBytes) -> Iterator[Fetched]:
-        """The segments in order, each fetched while the one before it is worked on. Raises: as `fetch`."""
-        if not segments:
+    def brought(self, segment: Segment) -> tuple[Origin, float]:
+        """Whence a segment came that an update has without fetching it, and how long that took."""
+        return (self._ahead.take(segment.blake3) if self._ahead is not None else None) or (Origin.SPOOL, 0.0)
+
+    def stream(self, segments: Sequence[Segment], *, on_bytes: OnBytes, first: int = 0) -> Iterator[Fetched]:
+        """The segments from `first` on, each fetched while the one before it is worked on. Raises: as `fetch`."""
+        if not segments[first:]:
             return
         with (
             self._ahead.held() if self._ahead is not None else nullcontext(),
             ThreadPoolExecutor(1, thread_name_prefix="fetch") as pool,
             ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="part") as parts,
         ):
-            coming = pool.submit(self.fetch, 0, segments[0], on_bytes=on_bytes, parts=parts)
-            for number in range(1, len(segments) + 1):
+            coming = pool.submit(self.fetch, first, segments[first], on_bytes=on_bytes, parts=parts)
+            for number in range(first + 1, len(segments) + 1):
                 fetched = coming.result()
                 if number < len(segments):
                     coming = pool.submit(self.fetch, number, segments[number], on_bytes=on_bytes, parts=parts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import struct
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -19,7 +20,7 @@ from blake3 import blake3
 
 from rl_core.delta.codec import CODEC_VERSION, KNOWN_CODECS, FrameMode
 from rl_core.delta.root import root_of_leaves
-from rl_core.delta.words import DTYPES, numel
+from rl_core.delta.words import DTYPES, Tensors, dtype_tag, numel
 from rl_core.errors import ManifestError, SpecError
 from rl_core.store import ObjectStore, check_key
 from rl_core.types import VersionRef
@@ -126,6 +127,31 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def stored_bytes(self) -> int:
         """Bytes of all segments."""
         return sum(segment.size for segment in self.segments)
+
+
+class Draft(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What is known of a delta before all of it is: the root it is made from, its codec, and `forms_digest` of it."""
+
+    base_root: str
+    codec: str
+    forms: str
+
+
+class StandingSegment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A segment that stands while its version is being published, and the manifest's frames that lie in it.
+
+    Without `draft` or frames it can be fetched before the commit, and not be decoded.
+    """
+
+    segment: Segment
+    frames: list[Frame] = []
+    draft: Draft | None = None
+
+
+def forms_digest(tensors: Tensors) -> str:
+    """Names, dtypes and shapes of weights in one digest, 64 hex digits. Raises: ModelError."""
+    forms = [[name, dtype_tag(tensors[name]), list(tensors[name].shape)] for name in sorted(tensors)]
+    return str(blake3(msgspec.json.encode(forms)).hexdigest())
 
 
 def version_prefix(version: VersionRef, *, fence: int) -> str:
@@ -236,11 +262,9 @@ def _check(manifest: Manifest) -> None:
             check_key(manifest.base.manifest)
     _check_table(manifest)
     for segment in manifest.segments:
-        check_key(segment.key)
-        sound = 0 < segment.size <= MAX_SEGMENT_BYTES and bool(_HEX64.fullmatch(segment.blake3))
-        _require(sound, f"segment {segment.key} is malformed")
+        check_segment(segment)
     for frame in manifest.frames:
-        _check_frame(manifest, frame)
+        check_frame(frame, manifest, segments=manifest.segments)
     _check_coverage(manifest)
 
 
@@ -257,10 +281,18 @@ def _check_table(manifest: Manifest) -> None:
     _require(root_of_leaves(leaves) == manifest.root, "the root is not the root of the tensor table")
 
 
-def _check_frame(manifest: Manifest, frame: Frame) -> None:
-    _require(0 <= frame.segment < len(manifest.segments), "a frame lies in no segment")
+def check_segment(segment: Segment) -> None:
+    """Raises: ManifestError, SpecError for an unsafe key."""
+    check_key(segment.key)
+    sound = 0 < segment.size <= MAX_SEGMENT_BYTES and bool(_HEX64.fullmatch(segment.blake3))
+    _require(sound, f"segment {segment.key} is malformed")
+
+
+def check_frame(frame: Frame, manifest: Manifest, *, segments: Sequence[Segment]) -> None:
+    """Whether a frame lies inside its segment and its tensors. Raises: ManifestError."""
+    _require(0 <= frame.segment < len(segments), "a frame lies in no segment")
     end = frame.offset + frame.size
-    _require(frame.offset >= 0 and frame.size > 0 and end <= manifest.segments[frame.segment].size, "a frame leaves it")
+    _require(frame.offset >= 0 and frame.size > 0 and end <= segments[frame.segment].size, "a frame leaves it")
     _require(bool(frame.ranges) and bool(_HEX16.fullmatch(frame.xxh3)), "a frame is malformed")
     for piece in frame.ranges:
         _require(0 <= piece.tensor < len(manifest.tensors), "a frame holds a tensor that is not in the table")

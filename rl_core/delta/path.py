@@ -68,7 +68,18 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
         return self.manifest.stored_bytes
 
 
-def plan_path(store: ObjectStore, shadow: ShadowWeights, target: Target, *, without: Collection[str] = ()) -> list[Hop]:
+class StandsAt(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights to plan from: what a shadow was before a hop was begun on it."""
+
+    root: str
+    version: str
+    manifest_key: str | None
+    poisoned: bool = False
+
+
+def plan_path(
+    store: ObjectStore, shadow: ShadowWeights | StandsAt, target: Target, *, without: Collection[str] = ()
+) -> list[Hop]:
     """The cheapest list of hops from the shadow to the target, by bytes; empty when the roots are equal already.
 
     `without` are keys of manifests that are not to be applied: something of theirs is gone or damaged.

@@ -17,16 +17,18 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
-from rl_core.delta.codec import EncodedFrame, Profile, encode_frame
+from rl_core.delta.codec import CODEC_VERSION, EncodedFrame, Profile, encode_frame
 from rl_core.delta.frames import pieces_of, plan_frames
 from rl_core.delta.manifest import (
     Base,
+    Draft,
     Frame,
     Manifest,
     ManifestKind,
     TensorEntry,
     TensorRange,
     encode_manifest,
+    forms_digest,
     manifest_key,
     read_manifest,
     version_prefix,
@@ -116,7 +118,7 @@ def publish_delta(
 
     `old` must be the weights that `base` names: its root is computed and compared unless `verify_base` is False (for
     a caller that has just done it). `profile` says what to save: bytes or time. `on_segment` is told of each segment
-    once it stands, in order, on a thread of the publisher's. Neither mapping is changed.
+    once it stands, and of its frames, in order, on a thread of the publisher's. Neither mapping is changed.
     Raises: BaseMismatch; ObjectExists when other content stands under this fence; StoreUnavailable; ModelError.
     """
     started = time.perf_counter()
@@ -228,6 +230,7 @@ def _upload(store: ObjectStore, job: _Job, *, leaves: Future[dict[str, str]]) ->
         job.prefix,
         segment_bytes=min(SEGMENT_BYTES, max(full_bytes // _SEGMENTS, _LEAST_SEGMENT_BYTES)),
         on_segment=job.on_segment,
+        draft=None if job.base is None else Draft(job.base.root, CODEC_VERSION, forms_digest(job.new)),
     )
     frames: list[Frame] = []
     encode_s = 0.0

@@ -13,16 +13,17 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 import structlog
 import torch
-import xxhash
 
-from rl_core.delta.apply import HopApplication
-from rl_core.delta.fetch import Fetched, Origin, SegmentSource
+from rl_core.delta.apply import HopApplication, payloads_of
+from rl_core.delta.early import EarlyHop
+from rl_core.delta.fetch import Origin, SegmentSource
 from rl_core.delta.path import Hop, Target, plan_path
 from rl_core.delta.shadow import ShadowWeights
 from rl_core.errors import BaseMismatch, DigestMismatch, ManifestError, ObjectMissing, RlCoreError
@@ -58,8 +59,8 @@ class Reconciled:
 
     `changed` also lists what an earlier reconcile that failed had already moved. `bytes_fetched` came from the store or
     from peers, of it `bytes_from_peers`, in this update or ahead of it; `bytes_from_spool` were on the disk already.
-    Times are wall seconds; the parts overlap, so they need not add up to the whole: `store_s` is what of `fetch_s` went
-    to reading the store, `verify_s` what was waited for after the last frame.
+    Times are wall seconds, those ahead of the update too; the parts overlap, so they need not add up to the whole:
+    `store_s` is what of `fetch_s` went to reading the store, `verify_s` what was waited for after the last frame.
     """
 
     changed: dict[str, torch.Tensor]
@@ -84,11 +85,13 @@ def reconcile(
     source: SegmentSource | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     threads: int = 1,
+    early: EarlyHop | None = None,
 ) -> Reconciled:
     """Bring `shadow` to `target` by the cheapest path and report which tensors changed.
 
     Manifests are read from `store`, segments through `source` (by default from the store, spooling nothing). `threads`
-    decode, and as many hash.
+    decode, and as many hash. `early` is what was decoded before there was a target: where the path begins with it, the
+    update goes on from there, else it is taken back first.
     Raises: BaseMismatch (no path, or a base that is not these weights), DigestMismatch (retryable: bytes arrived
     damaged), ManifestError, ObjectMissing, StoreUnavailable, Interrupted. The shadow then stands at a verified version,
     or is `poisoned`.
@@ -98,13 +101,14 @@ def reconcile(
     source = source or SegmentSource(store)
     meter = _Meter(on_progress)
     faults: Counter[str] = Counter()
-    path = plan_path(store, shadow, target)
+    path, early = _first_path(store, shadow, target, early)
     while path:
         meter.begin(path)
         try:
             for hop in path:
                 meter.hop += 1
-                _take_hop(source, shadow, hop, result=result, meter=meter, threads=threads)
+                begun, early = early, None
+                _take_hop(source, shadow, hop, result=result, meter=meter, threads=threads, early=begun)
                 result.hops.append(hop)
             break
         except (ObjectMissing, DigestMismatch) as error:
@@ -156,6 +160,21 @@ class _Meter:
             self._tell(Progress(phase, self.hop, self._hops, self._done, self._total))
 
 
+def _first_path(
+    store: ObjectStore, shadow: ShadowWeights, target: Target, early: EarlyHop | None
+) -> tuple[list[Hop], EarlyHop | None]:
+    """The path, and what is decoded of its first hop. Raises: as `plan_path`; what was decoded is taken back then."""
+    if early is None:
+        return plan_path(store, shadow, target), None
+    with ExitStack() as unless_used:
+        unless_used.callback(early.close)
+        path = plan_path(store, early.stands_at, target)
+        if path and early.leads_into(path[0]):
+            unless_used.pop_all()
+            return path, early
+    return (plan_path(store, shadow, target) if shadow.poisoned else path), None
+
+
 def _another_path(
     store: ObjectStore, shadow: ShadowWeights, target: Target, faults: Counter[str], *, after: RlCoreError
 ) -> list[Hop]:
@@ -174,21 +193,39 @@ def _another_path(
 
 
 def _take_hop(
-    source: SegmentSource, shadow: ShadowWeights, hop: Hop, *, result: Reconciled, meter: _Meter, threads: int
+    source: SegmentSource,
+    shadow: ShadowWeights,
+    hop: Hop,
+    *,
+    result: Reconciled,
+    meter: _Meter,
+    threads: int,
+    early: EarlyHop | None,
 ) -> None:
-    manifest = hop.manifest
+    manifest, done = hop.manifest, 0
     frames_in: defaultdict[int, list[int]] = defaultdict(list)
     for index, frame in enumerate(manifest.frames):
         frames_in[frame.segment].append(index)
     meter.at(ReconcilePhase.FETCH)
-    with HopApplication(shadow, hop, threads=threads) as application:
-        for fetched in source.stream(manifest.segments, on_bytes=meter.arrived):
-            _count(fetched, result)
+    with ExitStack() as stack:
+        if early is None:
+            application = stack.enter_context(HopApplication(shadow, hop, threads=threads))
+        else:
+            application, done = early.application, len(early.segments)
+            stack.push(application)
+            application.complete(hop)
+            result.decode_s += early.decode_s
+            for segment in early.segments:
+                meter.arrived(segment.size)
+                _count(segment.size, *source.brought(segment), result=result)
+        for fetched in source.stream(manifest.segments, on_bytes=meter.arrived, first=done):
+            _count(fetched.data.nbytes, fetched.origin, fetched.seconds, result=result)
             decoding = time.perf_counter()
             if fetched.number + 1 == len(manifest.segments):
                 meter.at(ReconcilePhase.DECODE)
-            application.apply(_payloads(hop, frames_in[fetched.number], fetched.data), resident=fetched.resident)
-            del fetched  # or it would be held while more arrives
+            payloads = payloads_of(manifest, frames_in[fetched.number], fetched.data)
+            application.apply(payloads, resident=fetched.resident)
+            del fetched, payloads  # or they would be held while more arrives
             result.decode_s += time.perf_counter() - decoding
         verifying = time.perf_counter()
         meter.at(ReconcilePhase.VERIFY)
@@ -196,21 +233,11 @@ def _take_hop(
         result.verify_s += time.perf_counter() - verifying
 
 
-def _payloads(hop: Hop, indices: list[int], segment: memoryview) -> dict[int, memoryview]:
-    """A segment's payloads by the index of their frame. Raises: DigestMismatch."""
-    frames = {index: hop.manifest.frames[index] for index in indices}
-    payloads = {index: segment[frame.offset : frame.offset + frame.size] for index, frame in frames.items()}
-    if any(xxhash.xxh3_64_hexdigest(payload) != frames[index].xxh3 for index, payload in payloads.items()):
-        raise DigestMismatch(f"a frame of {hop.manifest_key} is not what its digest says; fetch it again")
-    return payloads
-
-
-def _count(fetched: Fetched, result: Reconciled) -> None:
-    result.fetch_s += fetched.seconds
-    size = fetched.data.nbytes
-    if fetched.origin is Origin.SPOOL:
+def _count(size: int, origin: Origin, seconds: float, *, result: Reconciled) -> None:
+    result.fetch_s += seconds
+    if origin is Origin.SPOOL:
         result.bytes_from_spool += size
     else:
         result.bytes_fetched += size
-        result.bytes_from_peers += size if fetched.origin is Origin.PEER else 0
-        result.store_s += fetched.seconds if fetched.origin is Origin.STORE else 0.0
+        result.bytes_from_peers += size if origin is Origin.PEER else 0
+        result.store_s += seconds if origin is Origin.STORE else 0.0

@@ -9,11 +9,11 @@ import xxhash
 from blake3 import blake3
 
 from rl_core.delta.codec import EncodedFrame
-from rl_core.delta.manifest import Frame, Segment, TensorRange, segment_key
+from rl_core.delta.manifest import Draft, Frame, Segment, StandingSegment, TensorRange, segment_key
 from rl_core.errors import ObjectExists
 from rl_core.store import ObjectStore
 
-OnSegment = Callable[[Segment], None]
+OnSegment = Callable[[StandingSegment], None]
 
 
 class SegmentWriter:
@@ -23,17 +23,25 @@ class SegmentWriter:
     """
 
     def __init__(
-        self, store: ObjectStore, prefix: str, *, segment_bytes: int, on_segment: OnSegment | None = None
+        self,
+        store: ObjectStore,
+        prefix: str,
+        *,
+        segment_bytes: int,
+        on_segment: OnSegment | None = None,
+        draft: Draft | None = None,
     ) -> None:
-        """`on_segment` is told of each segment once it stands, in order, on the uploader's thread."""
+        """`on_segment` is told of each segment once it stands, in order, on the uploader's thread; of what `draft`."""
         self._store = store
         self._segment_bytes = segment_bytes
         self._on_segment = on_segment
+        self._draft = draft
         self._prefix = prefix
         self._standing = {info.key: info.size_bytes for info in store.list(f"{prefix}/segments")}
         self._payloads: list[bytes | memoryview] = []
         self._size = 0
         self._digest = blake3()
+        self._frames: list[Frame] = []
         self._pending: Future[None] | None = None
         self._segments: list[Segment] = []
 
@@ -51,6 +59,7 @@ class SegmentWriter:
         self._payloads.append(encoded.payload)
         self._size += len(encoded.payload)
         self._digest.update(encoded.payload)
+        self._frames.append(frame)
         if self._size >= self._segment_bytes:
             self._close(uploader)
         return frame
@@ -60,11 +69,12 @@ class SegmentWriter:
         segment = Segment(segment_key(self._prefix, len(self._segments), digest=digest), self._size, digest)
         self._segments.append(segment)
         payloads, self._payloads, self._size, self._digest = self._payloads, [], 0, blake3()
+        frames, self._frames = self._frames, []
         if self._pending is not None:
             self._pending.result()
-        self._pending = uploader.submit(self._put, segment, payloads)
+        self._pending = uploader.submit(self._put, segment, payloads, frames)
 
-    def _put(self, segment: Segment, payloads: list[bytes | memoryview]) -> None:
+    def _put(self, segment: Segment, payloads: list[bytes | memoryview], frames: list[Frame]) -> None:
         if self._standing.get(segment.key) != segment.size or not self._store.adopt(segment.key, segment.size):
             try:
                 self._store.put(segment.key, payloads)
@@ -74,7 +84,7 @@ class SegmentWriter:
                         f"{segment.key} holds other bytes than its name says; publish under a new fence"
                     ) from error
         if self._on_segment is not None:
-            self._on_segment(segment)
+            self._on_segment(StandingSegment(segment, frames, self._draft))
 
     def _stands(self, segment: Segment) -> bool:
         """Whether the store holds the segment itself, now as durable as if it had been put."""

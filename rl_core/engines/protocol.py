@@ -258,16 +258,38 @@ class SegmentRef(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
             raise SpecError(f"segment {self.key} has a size below 1 or a blake3 that is not 64 hex digits")
 
 
+class DraftRef(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """What is known of a delta while it is published: its base's root, its codec, a digest of its tensors' forms."""
+
+    base_root: str
+    codec: str
+    forms: str
+
+    def __post_init__(self) -> None:
+        if not _HEX64.fullmatch(self.base_root) or not _HEX64.fullmatch(self.forms):
+            raise SpecError("a draft has a base_root or forms that are not 64 hex digits")
+
+
+class StandingRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A segment that stands, with the frames in it as the manifest will say them; without them it is only fetched."""
+
+    segment: SegmentRef
+    frames: list[Any] = []
+    draft: DraftRef | None = None
+
+
 class AnnounceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /control/segments`: segments that stand of a version which the attempt with `fence` is publishing.
 
-    The engine may bring them into its spool; nothing is applied before it is given a target. `peers` and
-    `limit_bytes_s` are as in a target. `withdrawn`: the attempt will not commit, and what was brought may go.
+    The engine may bring them into its spool, and decode them beside what `slots` serve; nothing of them is served
+    before a slot is given the version as its target. `peers` and `limit_bytes_s` are as in a target. `withdrawn`: the
+    attempt will not commit, and what was brought may go.
     """
 
     version: str
     fence: int
-    segments: list[SegmentRef] = []
+    segments: list[StandingRef] = []
+    slots: list[str] = []
     peers: list[str] = []
     limit_bytes_s: float | None = None
     withdrawn: bool = False

@@ -7,11 +7,13 @@ it served, and says why.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 from rl_core.delta import Reconciled, ShadowWeights, Target, reconcile, weights_root
+from rl_core.delta.early import DecodeAhead, EarlyHop
 from rl_core.delta.fetch import SegmentSource
 from rl_core.delta.priority import give_way
 from rl_core.delta.shadow import forms_of, refuse_another_form
@@ -58,6 +60,9 @@ class SlotReconciler(TargetLoop):
         self._standing = _Standing(str(present) if present else None, root or weights_root(engine.tensors(slot)), None)
         self._shadow: ShadowWeights | None = None
         self._stale: set[str] = set()  # what the shadow has and the engine has not: what fails leaves it to the next
+        self._ahead = None if sharing is None else DecodeAhead(sharing.ahead, sharing.spool, slot)
+        if sharing is not None:
+            sharing.ahead.listen(self._nudge)
         self.start()
 
     @property
@@ -82,6 +87,30 @@ class SlotReconciler(TargetLoop):
                 progress=self._progress.now if self._progress is not None and busy else None,
             )
 
+    def close(self) -> None:
+        """End the thread, after what it is at."""
+        super().close()
+        if self._ahead is not None:
+            self._ahead.abandon()
+
+    def _spare_work(self) -> Callable[[], None] | None:
+        shadow = self._shadow
+        root = self.root if shadow is None else "" if shadow.poisoned else shadow.root
+        if self._ahead is None or not self._ahead.due(root):
+            return None
+        return partial(self._ahead.work, root, self._take_shadow)
+
+    def _take_shadow(self) -> ShadowWeights:
+        if self._shadow is None:
+            present = self._engine.version(self._slot)
+            self._shadow = ShadowWeights.from_tensors(
+                self._engine.tensors(self._slot), version=str(present) if present else ""
+            )
+        return self._shadow
+
+    def _hand_over(self) -> EarlyHop | None:
+        return self._ahead.hand_over() if self._ahead is not None else None
+
     def _apply(self, target: TargetBody) -> None:
         give_way()
         version = VersionRef.parse(target.version)
@@ -89,13 +118,11 @@ class SlotReconciler(TargetLoop):
             self._engine.relabel(version, slot=self._slot)
             self._standing = _Standing(target.version, target.root, self._standing.update)
             return
-        if self._shadow is None:
-            present = self._engine.version(self._slot)
-            self._shadow = ShadowWeights.from_tensors(
-                self._engine.tensors(self._slot), version=str(present) if present else ""
-            )
+        shadow = self._take_shadow()
         if target.repair:
-            self._shadow.doubt()
+            if (early := self._hand_over()) is not None:
+                early.close()
+            shadow.doubt()
         wanted = Target(
             version=target.version, root=target.root, manifest=target.manifest, snapshot=target.snapshot,
             deltas=tuple(target.deltas),
@@ -103,17 +130,20 @@ class SlotReconciler(TargetLoop):
         self._progress = ProgressMeter()
         self._engine.update_begins(slot=self._slot)
         with self._source(target) as source:
-            done = reconcile(self._store, self._shadow, wanted, source=source, on_progress=self._progress.tell)
+            done = reconcile(
+                self._store, shadow, wanted, source=source, on_progress=self._progress.tell,
+                early=self._hand_over(),
+            )  # fmt: skip
         self._stale.update(done.changed)
         serving = forms_of(self._engine.tensors(self._slot))
-        refuse_another_form(target.version, self._shadow.tensors, serving=serving)
-        self._stale &= self._shadow.tensors.keys()  # a version that was refused may have had others
+        refuse_another_form(target.version, shadow.tensors, serving=serving)
+        self._stale &= shadow.tensors.keys()  # a version that was refused may have had others
         self._progress.at(UpdatePhase.STAGE)
         update = self._standing.update
         if not self._stale:
             self._engine.relabel(version, slot=self._slot)
         else:
-            update = self._swap(done, self._shadow, version, target)
+            update = self._swap(done, shadow, version, target)
         self._standing = _Standing(target.version, done.root, update)
 
     def _source(self, target: TargetBody) -> AbstractContextManager[SegmentSource]:

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from rl_core.delta.ahead import FetchAhead
 from rl_core.delta.fetch import SegmentSource
-from rl_core.delta.manifest import Segment
+from rl_core.delta.manifest import StandingSegment
 from rl_core.delta.peers import PeerSegments, Wanted
 from rl_core.delta.spool import SPOOL_BYTES, Spool
 from rl_core.engines.protocol import AnnounceBody, TargetBody
+from rl_core.errors import SpecError
 from rl_core.store import ObjectStore, check_key
 from rl_core.types import VersionRef
 
@@ -41,13 +44,23 @@ class SegmentSharing:
             )  # fmt: skip
 
     def announce(self, store: ObjectStore, body: AnnounceBody) -> None:
-        """Segments of a version that is being published: fetch them ahead. Raises: SpecError for an unsafe key."""
+        """Segments of a version that is being published: fetch them ahead, for slots to decode.
+
+        Raises: SpecError for an unsafe key, or frames that are none.
+        """
         version = VersionRef.parse(body.version)
         if body.withdrawn:
             self.ahead.withdraw(version, body.fence)
             return
-        segments = [Segment(check_key(one.key), one.size, one.blake3) for one in body.segments]
-        self.ahead.announce(version, body.fence, segments, source=lambda: self._ahead_source(store, body))
+        try:
+            standing = msgspec.convert(msgspec.to_builtins(body.segments), type=list[StandingSegment])
+        except msgspec.ValidationError as error:
+            raise SpecError(f"what is said of a segment is malformed: {error}") from error
+        for one in standing:
+            check_key(one.segment.key)
+        self.ahead.announce(
+            version, body.fence, standing, source=lambda: self._ahead_source(store, body), slots=body.slots
+        )
 
     @contextmanager
     def _ahead_source(self, store: ObjectStore, body: AnnounceBody) -> Iterator[SegmentSource]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Final
 
 from rl_core.engines.protocol import SlotStatus, TargetBody
@@ -56,6 +57,18 @@ class TargetLoop(ABC):
     def _apply(self, target: TargetBody) -> None:
         """Bring the slot to a target. Raises: RlCoreError, of which a retryable one is tried again; Interrupted."""
 
+    def _spare_work(self) -> Callable[[], None] | None:
+        """A small piece of what there is to do while there is no target, if any. It raises nothing.
+
+        Asked under `_wake`, and called without it, on the loop's thread.
+        """
+        return None
+
+    def _nudge(self) -> None:
+        """There may be spare work. From any thread."""
+        with self._wake:
+            self._wake.notify_all()
+
     def _overtaken(self, target: TargetBody) -> bool:
         """Whether `target` is to be left for the one that waits.
 
@@ -78,10 +91,16 @@ class TargetLoop(ABC):
         while True:
             with self._wake:
                 self._working = False
-                self._wake.wait_for(lambda: self._closing or self._pending is not None)
-                if self._closing or self._pending is None:
+                self._wake.wait_for(lambda: self._closing or self._pending is not None or self._spare_work())
+                if self._closing:
                     return
-                target, self._pending, self._working = self._pending, None, True
+                target, self._pending = self._pending, None
+                self._working = target is not None
+                spare_work = self._spare_work() if target is None else None
+            if target is None:
+                if spare_work is not None:
+                    spare_work()
+                continue
             error = self._pursue(target)
             with self._wake:
                 if self._pending is None:

@@ -153,7 +153,7 @@ class Session:
             fence=request.fence,
             threads=torch.get_num_threads(),
             profile=request.profile,
-            on_segment=lambda segment: progress({"phase": "publish", "segment": msgspec.to_builtins(segment)}),
+            on_segment=lambda told: progress({"phase": "publish", "stands": msgspec.to_builtins(told)}),
         )
         self._trainer.mark_published()
         self._taken = None

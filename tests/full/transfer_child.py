@@ -13,6 +13,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import structlog
 import torch
 
@@ -28,11 +29,13 @@ from rl_core.delta import (
     weights_root,
 )
 from rl_core.delta.codec import decode_frame, encode_frame
+from rl_core.delta.early import DecodeAhead
 from rl_core.delta.fetch import SegmentSource
 from rl_core.delta.frames import plan_frames
+from rl_core.delta.manifest import forms_digest
 from rl_core.delta.spool import Spool
 from rl_core.delta.words import words_of
-from rl_core.engines.protocol import AnnounceBody, SegmentRef, TargetBody
+from rl_core.engines.protocol import AnnounceBody, DraftRef, SegmentRef, StandingRef, TargetBody
 from rl_core.engines.sharing import SegmentSharing
 from rl_core.errors import RlCoreError
 from rl_core.store import open_store
@@ -66,19 +69,32 @@ def receive(url: str, *, seed: int, spool: str) -> str:
 
 
 def ahead(url: str, *, seed: int, spool: str) -> str:
-    """The same, told of the segments before the target comes, which is in the middle of the first ones."""
+    """The same, told of the segments before the target comes, in the middle of them; those before are decoded then."""
     old, new = weights(seed)
     store, shadow = open_store(url), ShadowWeights.from_tensors(old)
     target = Target(version=str(VERSION), root=weights_root(new), manifest="lineages/lin/0-1/0/manifest.json")
-    told = read_manifest(store, target.manifest).segments
+    manifest = read_manifest(store, target.manifest)
+    told = manifest.segments
     sharing = SegmentSharing(Path(spool))
-    segments = [SegmentRef(segment.key, segment.size, segment.blake3) for segment in told]
-    sharing.announce(store, AnnounceBody(version=target.version, fence=0, segments=segments))
+    decoding = DecodeAhead(sharing.ahead, sharing.spool, "default")
+    draft = DraftRef(shadow.root, manifest.codec, forms_digest(new))
+    segments = [
+        StandingRef(
+            SegmentRef(segment.key, segment.size, segment.blake3),
+            [msgspec.to_builtins(frame) for frame in manifest.frames if frame.segment == number],
+            draft,
+        )
+        for number, segment in enumerate(told)
+    ]
+    sharing.announce(store, AnnounceBody(version=target.version, fence=0, segments=segments, slots=["default"]))
     while sharing.spool.path(told[len(told) // 2].blake3) is None:
-        time.sleep(0.001)
+        if decoding.due(shadow.root):
+            decoding.work(shadow.root, lambda: shadow)
+        else:
+            time.sleep(0.001)
     body = TargetBody(version=target.version, root=target.root, manifest=target.manifest)
     with sharing.source(store, body) as source:
-        reconcile(store, shadow, target, source=source)
+        reconcile(store, shadow, target, source=source, early=decoding.hand_over())
     sharing.ahead.close()
     return weights_root(shadow.tensors)
 

@@ -16,7 +16,16 @@ from workers.announcing import announcing
 pytestmark = pytest.mark.django_db(transaction=True)
 
 VERSION = VersionRef("line", 0, 3)
-SEGMENTS = [{"segment": [f"lineages/line/0-3/9/segments/{n:04}", 10 + n, f"{n:064x}"]} for n in range(3)]
+SEGMENTS = [
+    {
+        "stands": {
+            "segment": [f"lineages/line/0-3/9/segments/{n:04}", 10 + n, f"{n:064x}"],
+            "frames": [{"segment": n, "offset": 0, "ranges": [[n, 0, 5]]}],
+            "draft": ["ab" * 32, "frames/3", "cd" * 32],
+        }
+    }
+    for n in range(3)
+]
 
 
 @contextmanager
@@ -76,7 +85,8 @@ def test_every_follower_is_told_of_every_segment(run, settings):
     for told, slug in ((told_east, "east"), (told_west, "west")):
         assert {(path, token) for path, token, _ in told} == {("/control/segments", f"Bearer secret of {slug}")}
         bodies = [body for *_, body in told]
-        assert sorted(body["segments"] for body in bodies) == [[one["segment"]] for one in SEGMENTS]
+        assert [body["segments"] for body in bodies] == [[one["stands"]] for one in SEGMENTS]
+        assert [body["slots"] for body in bodies] == [["default"]] * len(SEGMENTS)
         assert {(body["version"], body["fence"], body["withdrawn"]) for body in bodies} == {("line:0-3", 9, False)}
 
 

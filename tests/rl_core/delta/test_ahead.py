@@ -13,6 +13,7 @@ from rl_core.delta import Base, ShadowWeights, Target, publish_delta, weights_ro
 from rl_core.delta.ahead import FetchAhead
 from rl_core.delta.fetch import SegmentSource
 from rl_core.delta.frames import plan_frames
+from rl_core.delta.manifest import StandingSegment
 from rl_core.delta.receiver import reconcile
 from rl_core.delta.spool import Spool
 from rl_core.errors import StoreUnavailable
@@ -57,11 +58,12 @@ class Rig:
         generator = torch.Generator().manual_seed(0)
         self.old = {f"w{i}": (torch.randn(60_000, generator=generator) * 0.05).bfloat16() for i in range(8)}
         self.new = {name: tensor + 1e-3 for name, tensor in self.old.items()}
-        self.segments = []
+        self.standing = []
         self.published = publish_delta(
             self.store, old=self.old, new=self.new, version=FIRST, base=Base("lin:0-0", weights_root(self.old)),
-            fence=7, on_segment=self.segments.append,
+            fence=7, on_segment=self.standing.append,
         )  # fmt: skip
+        self.segments = [one.segment for one in self.standing]
         self.folder = tmp_path / "spool"
         self.spool = Spool(self.folder)
         self.ahead = FetchAhead(self.spool)
@@ -75,7 +77,8 @@ class Rig:
         self.spool, self.ahead = spool, FetchAhead(spool)
 
     def announce(self, segments, *, version=FIRST, fence=7):
-        self.ahead.announce(version, fence, segments, source=lambda: nullcontext(self.source()))
+        standing = [StandingSegment(segment) for segment in segments]
+        self.ahead.announce(version, fence, standing, source=lambda: nullcontext(self.source()))
 
     def source(self, **more):
         return SegmentSource(self.store, spool=self.spool, **more)

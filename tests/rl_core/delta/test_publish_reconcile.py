@@ -21,6 +21,7 @@ from rl_core.delta import (
     weights_root,
 )
 from rl_core.delta.frames import plan_frames
+from rl_core.delta.manifest import Draft, forms_digest
 from rl_core.errors import BaseMismatch, ManifestError, ModelError, ObjectExists
 from rl_core.store import open_store
 from rl_core.types import VersionRef
@@ -154,22 +155,26 @@ def test_segments_are_told_of_once_they_stand_and_before_the_manifest(location, 
     base = Base("lin:0-0", lineage.published[0].root, lineage.published[0].manifest_key)
     told = []
 
-    def tell(segment):
-        assert store.head(segment.key).size_bytes == segment.size
+    def tell(standing):
+        assert store.head(standing.segment.key).size_bytes == standing.segment.size
         assert [info.key for info in store.list("lineages") if info.key.endswith("manifest.json")] == []
-        told.append(segment)
+        told.append(standing)
 
     arguments = {"old": lineage.weights[0], "new": new, "version": V1, "base": base, "fence": 0, "on_segment": tell}
     published = publish_delta(store, **arguments)
-    segments = read_manifest(store, published.manifest_key).segments
-    assert told == segments
-    assert len(segments) > 2
+    manifest = read_manifest(store, published.manifest_key)
+    assert [one.segment for one in told] == manifest.segments
+    assert [frame for one in told for frame in one.frames] == manifest.frames
+    assert {one.draft for one in told} == {Draft(base.root, manifest.codec, forms_digest(new))}
+    assert [{frame.segment for frame in one.frames} for one in told] == [{n} for n in range(len(told))]
+    assert len(told) > 2
     assert published.encode_s > 0
     # Run again after a kill in front of the manifest: those that stand are told of too.
     store.delete(published.manifest_key)
+    before = told.copy()
     told.clear()
     publish_delta(store, **arguments)
-    assert told == segments
+    assert told == before
 
 
 def test_a_second_publication_under_one_fence(location):

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import engine_factories as make
 import engine_process as server
+import msgspec
 import pytest
 
 from rl_core.delta import Base, publish_delta, publish_snapshot
+from rl_core.delta.manifest import StandingSegment
 from rl_core.engines.client import EngineClient
-from rl_core.engines.protocol import SlotState
+from rl_core.engines.protocol import AnnounceBody, SlotState, StandingRef
 from rl_core.errors import EngineUnreachable
 from rl_core.models.checkpoint import read_checkpoint, write_checkpoint
 from rl_core.store import open_store
@@ -20,9 +22,11 @@ from rl_core.types import SamplingParams, VersionRef
 
 PROMPT, GREEDY = [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=24)
 OLD, NEW = VersionRef("line", 0, 0), VersionRef("line", 0, 1)
-# The delta is in the shadow and its root unchecked; two of three layers are packed; the decode thread has flipped and
-# nobody was told.
+# A segment is decoded of a version that nobody has to serve yet; the delta is in the shadow and its root unchecked; two
+# of three layers are packed; the decode thread has flipped and nobody was told.
+EARLY = ("rl_core.delta.early", "EarlyHop", "advance", 1)
 PLACES = (
+    EARLY,
     ("rl_core.delta.apply", "HopApplication", "apply", 1),
     ("rl_core.engines.weights", "_Packer", "_layer", 2),
     ("rl_core.engines.scheduler", "Scheduler", "_commit", 1),
@@ -54,7 +58,10 @@ async def test_an_engine_killed_anywhere_in_an_update_serves_old_or_new_weights_
     new = {**tensors, **make.perturbed(tensors, seed=1)}
     first = publish_snapshot(store, tensors, key_prefix="snapshots/line", version=OLD)
     base = Base(str(OLD), first.root, first.manifest_key)
-    second = publish_delta(store, old=tensors, new=new, version=NEW, base=base, fence=0)
+    told: list[StandingSegment] = []
+    second = publish_delta(store, old=tensors, new=new, version=NEW, base=base, fence=0, on_segment=told.append)
+    segments = [msgspec.convert(msgspec.to_builtins(one), type=StandingRef) for one in told]
+    announced = AnnounceBody(version=str(NEW), fence=0, slots=["default"], segments=segments)
     write_checkpoint(tmp_path / "new", new, like=folder)
     old_tokens, new_tokens = tokens_of(folder), tokens_of(tmp_path / "new")
     assert old_tokens != new_tokens
@@ -68,7 +75,10 @@ async def test_an_engine_killed_anywhere_in_an_update_serves_old_or_new_weights_
             assert (slot.version, slot.root, slot.state) == (None, first.root, SlotState.READY)
             assert await answer(engine) == (old_tokens, "")
             armed.touch()
-            control.set_target(version=str(NEW), root=second.root, manifest=second.manifest_key)
+            if place is EARLY:
+                control.announce(announced)
+            else:
+                control.set_target(version=str(NEW), root=second.root, manifest=second.manifest_key)
             if place is None:
                 slot = control.wait_version(str(NEW))
                 assert (slot.version, slot.root, slot.error) == (str(NEW), second.root, None)

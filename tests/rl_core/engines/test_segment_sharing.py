@@ -9,13 +9,13 @@ from pathlib import Path
 import engine_factories as make
 import engine_process as server
 import httpx
+import msgspec
 import pytest
-from blake3 import blake3
 
 from rl_core.delta import Base, publish_delta, publish_snapshot, read_manifest
-from rl_core.delta.manifest import Segment
+from rl_core.delta.manifest import Segment, StandingSegment
 from rl_core.delta.segments import OnSegment
-from rl_core.engines.protocol import AnnounceBody, SegmentRef, SlotState, SlotStatus
+from rl_core.engines.protocol import AnnounceBody, SlotState, SlotStatus, StandingRef
 from rl_core.models.checkpoint import read_checkpoint
 from rl_core.store import open_store
 from rl_core.types import VersionRef
@@ -78,12 +78,12 @@ class Cluster:
         assert status.update is not None
         return status
 
-    def announce(self, engine: server.EngineProcess, segment: Segment, *, withdrawn: bool = False) -> None:
+    def announce(self, engine: server.EngineProcess, standing: StandingSegment, *, withdrawn: bool = False) -> None:
         """Tell a replica of a segment of the version that is being published; its peer has it too."""
         peer = self.b if engine is self.a else self.a
         body = AnnounceBody(
-            version=f"line:0-{self.number}", fence=0, segments=[SegmentRef(segment.key, segment.size, segment.blake3)],
-            peers=[peer.url], withdrawn=withdrawn,
+            version=f"line:0-{self.number}", fence=0, peers=[peer.url], withdrawn=withdrawn, slots=["default"],
+            segments=[msgspec.convert(msgspec.to_builtins(standing), type=StandingRef)],
         )  # fmt: skip
         with engine.control() as control:
             control.announce(body)
@@ -183,10 +183,11 @@ def test_segments_come_while_the_version_is_published(replicas: Cluster) -> None
     served = replicas.last.root
     told: list[Segment] = []
 
-    def announce(segment: Segment) -> None:
+    def announce(standing: StandingSegment) -> None:
+        segment = standing.segment
         told.append(segment)
         for engine in (replicas.a, replicas.b):
-            replicas.announce(engine, segment)
+            replicas.announce(engine, standing)
         make.wait_until(lambda: replicas.spooled("a", segment) and replicas.spooled("b", segment), timeout_s=20)
         prefix = segment.key.partition("/segments/")[0]
         assert not (replicas.state / "store" / prefix / "manifest.json").exists()
@@ -204,28 +205,43 @@ def test_segments_come_while_the_version_is_published(replicas: Cluster) -> None
 def test_a_version_that_never_commits_leaves_nothing(replicas: Cluster) -> None:
     replicas.move(replicas.a)
     served = replicas.last
-    data = b"of a version that its trainer gave up"
-    digest = blake3(data).hexdigest()
-    segment = Segment(f"lineages/line/0-{replicas.number + 1}/0/segments/0000-{digest[:32]}", len(data), digest)
-    replicas.store.put(segment.key, data)
-    replicas.number += 1
-    try:
-        replicas.announce(replicas.a, segment)
-        make.wait_until(lambda: replicas.spooled("a", segment), timeout_s=20)
-        replicas.announce(replicas.a, segment, withdrawn=True)
-        assert not replicas.spooled("a", segment)
-    finally:
-        replicas.number -= 1
+
+    def lose(standing: StandingSegment) -> None:
+        replicas.announce(replicas.a, standing)
+        make.wait_until(lambda: replicas.spooled("a", standing.segment), timeout_s=20)
+        replicas.announce(replicas.a, standing, withdrawn=True)
+        assert not replicas.spooled("a", standing.segment)
+        raise KeyError("its trainer gave it up")
+
+    with pytest.raises(KeyError):
+        replicas.publish(lose)
+    assert replicas.last == served
     with replicas.a.control() as control:
         status = control.status().slots["default"]
     assert (status.root, status.state, status.error) == (served.root, SlotState.READY, None)
+    replicas.number -= 1
+    update = replicas.publish() and replicas.move(replicas.a).update
+    assert update is not None
+    assert update.hops == 1  # from what it was: its copy of the weights was whole
 
 
 def test_announcements_are_the_control_planes_alone(replicas: Cluster) -> None:
     url = f"{replicas.a.control_url}/control/segments"
-    body = {"version": "line:0-9", "fence": 0, "segments": [["../../etc/passwd", 4, "0" * 64]]}
+    body = {"version": "line:0-9", "fence": 0, "segments": [{"segment": ["../../etc/passwd", 4, "0" * 64]}]}
     assert httpx.post(url, json=body).status_code == 401
     headers = {"Authorization": f"Bearer {server.CONTROL_TOKEN}"}
     assert httpx.post(url, json=body, headers=headers).status_code == 400
-    for change in ({"version": "newest"}, {"segments": [["a/b", 0, "0" * 64]]}, {"segments": [["a/b", 4, "0" * 63]]}):
-        assert httpx.post(url, json=body | {"segments": []} | change, headers=headers).status_code == 400
+    segment, frame = ["a/b", 4, "0" * 64], {"segment": 0, "offset": 0, "size": 4, "xxh3": "0" * 16, "changes": 1}
+    for change in (
+        {"version": "newest"},
+        {"segments": [{"segment": ["a/b", 0, "0" * 64]}]},
+        {"segments": [{"segment": ["a/b", 4, "0" * 63]}]},
+        {"segments": [{"segment": segment, "draft": ["0" * 64, "frames/3", "0" * 63]}]},
+        {"segments": [{"segment": segment, "frames": [frame]}]},
+        {"segments": [{"segment": segment, "frames": [frame | {"mode": "magic", "ranges": [[0, 0, 1]]}]}]},
+        {"segments": [{"segment": segment, "frames": [frame | {"mode": "hazard", "ranges": [[0, 0]]}]}]},
+    ):
+        answer = httpx.post(url, json=body | {"segments": []} | change, headers=headers)
+        assert answer.status_code == 400, change
+    told = [{"segment": segment, "frames": [frame | {"mode": "hazard", "ranges": [[0, 0, 1]]}]}]
+    assert httpx.post(url, json=body | {"segments": told}, headers=headers).status_code == 202

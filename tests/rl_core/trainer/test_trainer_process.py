@@ -4,10 +4,12 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import pytest
 import torch
 
-from rl_core.delta import weights_root
+from rl_core.delta import read_manifest, weights_root
+from rl_core.delta.manifest import StandingSegment
 from rl_core.errors import (
     BaseMismatch,
     DigestMismatch,
@@ -97,6 +99,10 @@ def test_a_run_steps_publishes_checkpoints_and_exports(bench, trainer):
     assert {entry["phase"] for entry in seen} == {"read", "packs", "optimizer", "publish"}
     assert 0 < result["changed_elements"] <= result["elements"]
     assert bench.store.exists(result["manifest"])
+    manifest = read_manifest(bench.store, result["manifest"])
+    told = [msgspec.convert(entry["stands"], type=StandingSegment) for entry in seen if "stands" in entry]
+    assert [one.segment for one in told] == manifest.segments
+    assert [frame for one in told for frame in one.frames] == manifest.frames
     assert result["metrics"]["step"] == 1
     assert set(result["seconds"]) == {"read", "train", "publish"}
     saved = trainer.call(Op.CHECKPOINT, timeout_s=60, fence=4)
