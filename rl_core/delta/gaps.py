@@ -5,7 +5,7 @@ shares a byte with the step: one stream for the entropy coder, in which both was
 
 Weights near zero move with every step of an optimiser, by far more than one ULP, and where they are many they take most
 of the bytes. The receiver finds these words itself, by their magnitude; so of those in a row only a flag is said. All
-other changes are written as in mode `gap_ulp`, among them those that take a word over the threshold: backwards, they
+other changes are written with their gaps, among them those that take a word over the threshold: backwards, they
 are taken back first, and then the tiny words are the same.
 """
 
@@ -23,6 +23,7 @@ from rl_core.delta.masks import AT_ONCE
 from rl_core.delta.patches import Changes, Patch, Pieces, sparse_patches
 from rl_core.delta.streams import (
     StreamReader,
+    from_little_endian,
     little_endian,
     pack_differences,
     pack_stream,
@@ -34,7 +35,7 @@ from rl_core.delta.words import Bytes, Words
 from rl_core.errors import DigestMismatch
 
 _ROOM: Final = 1 << 16  # changes that there is room for at first
-_MAX_LOW_BITS: Final = 24  # of a gap: frames have fewer words
+_MAX_LOW_BITS: Final = 24  # of a gap
 _SAVED: Final = 0.45  # of the bits that places cost, from which tiny words pay for looking at all words to find them
 _SAMPLES: Final = (64, 65536)  # words from one to the next of a sample
 _SAMPLED_CHANGES: Final = 512  # at least, if there are as many
@@ -124,7 +125,7 @@ def pack_extracted(found: Extracted, words: int) -> bytes:
     changes, listed = found.changes, found.changes.count
     parts = [*map(varint, (listed, found.threshold))]
     if listed:
-        low_bits = max((words // listed).bit_length() - 2, 0)  # a gap's rest is 2 to 4 on average
+        low_bits = min(max((words // listed).bit_length() - 2, 0), _MAX_LOW_BITS)  # a gap's rest is 2 to 4 on average
         low, symbols, far, near, whole = kernels.write_changes(changes.positions, changes.differences, low_bits)
         parts += [varint(low_bits), store_stream(low), pack_stream(symbols)]
         parts += [pack_stream(little_endian(far)), pack_stream(near), pack_stream(little_endian(whole))]
@@ -156,7 +157,7 @@ def _read_changes(reader: StreamReader, listed: int, pieces: Pieces) -> Changes:
     fits = low_bits <= _MAX_LOW_BITS and low.size == kernels.units_for(listed, low_bits) and symbols.size == listed
     if not fits or whole.size % dtype.itemsize:
         raise DigestMismatch("a frame's streams do not add up to its changes; fetch it again")
-    words = whole.view(dtype.newbyteorder("<")).astype(dtype, copy=False)
+    words = from_little_endian(whole, dtype)
     count = sum(piece.size for piece in pieces)
     if not kernels.read_changes(
         low, low_bits, symbols, far, near, words, size=count, positions=positions, differences=differences

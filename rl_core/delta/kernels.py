@@ -18,7 +18,10 @@ _UNIT: Final = np.uint64(2**32 - 1)
 
 @compiled
 def unescape(symbols: Words, escape: int, gaps: Longs) -> int:
-    """The opposite, into `gaps`. Returns how many; -1 for more than there is room for, or an end inside a gap."""
+    """Gaps written in base `escape`, into `gaps`.
+
+    Returns how many; -1 for more than there is room for, or an end inside a gap.
+    """
     count = 0
     gap = np.int64(0)
     for symbol in symbols:

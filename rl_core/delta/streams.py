@@ -79,6 +79,13 @@ def little_endian(stream: NDArray[Any]) -> NDArray[Any]:
     return stream.astype(stream.dtype.newbyteorder("<"), copy=False)
 
 
+def from_little_endian(data: Bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A stream's bytes as numbers, read-only, at an address that compiled loops may read them from."""
+    numbers = np.require(data.view(dtype.newbyteorder("<")), requirements="A").astype(dtype, copy=False)
+    numbers.flags.writeable = False
+    return numbers
+
+
 def store_stream(stream: NDArray[Any]) -> bytes:
     """A stream that no coder shrinks any more, little-endian."""
     data = little_endian(stream).tobytes()
@@ -89,7 +96,7 @@ class StreamReader:
     """Reads numbers and streams in order. Every method raises DigestMismatch for bytes that no encoder writes."""
 
     def __init__(self, payload: bytes | memoryview, *, limit_bytes: int) -> None:
-        self._rest = memoryview(payload)
+        self._rest = memoryview(payload).toreadonly()  # or loops are compiled anew for bytes that may be written to
         self._limit_bytes = limit_bytes
 
     def number(self) -> int:
@@ -117,7 +124,7 @@ class StreamReader:
         data = self.stream()
         if data.size % 4:
             raise DigestMismatch("a stream of a frame ends inside a unit; fetch it again")
-        return data.view("<u4").astype(np.uint32, copy=False)
+        return from_little_endian(data, np.dtype(np.uint32))
 
     def finish(self) -> None:
         """Nothing may follow."""
@@ -175,7 +182,7 @@ def read_differences(reader: StreamReader, *, dtype: np.dtype[Any], count: int) 
     if pairs.size != (count + 1) // 2 or words.size % dtype.itemsize:
         raise DigestMismatch("a frame's differences do not add up to its changes; fetch it again")
     differences = np.empty(count, dtype)
-    whole = words.view(dtype.newbyteorder("<")).astype(dtype, copy=False)
+    whole = from_little_endian(words, dtype)
     if not kernels.join_differences(pairs, escapes, whole, differences):
         raise DigestMismatch("a frame's escapes do not add up; fetch it again")
     return differences

@@ -322,3 +322,28 @@ def test_all_changes_are_found_wherever_stretches_end(sizes, density):
     before, after = np.concatenate(old), np.concatenate(new)
     assert changes.positions.tolist() == np.flatnonzero(before != after).tolist()
     assert changes.differences.tolist() == (after - before)[changes.positions].tolist()
+
+
+def test_a_lone_change_of_a_very_long_frame_is_read():
+    old = np.zeros(1 << 26, np.uint8)
+    new = old.copy()
+    new[-1] = 1
+    frame = encode_frame(old=[old], new=[new], profile=Profile.FAST)
+    (patch,) = decode_frame(frame.mode, frame.payload, pieces=[old])
+    assert patch.positions is not None
+    assert patch.positions.tolist() == [old.size - 1]
+
+
+def test_bytes_from_wherever_are_read_by_one_compiled_loop():
+    """To compile takes a second, in which an engine decodes no token."""
+    rng = np.random.default_rng(8)
+    for size in (3, 50, 4000, 60_001):
+        old = rng.integers(0, 65536, 3 * size, dtype=np.uint16)
+        new = old.copy()
+        new[::3] += rng.integers(1, 40_000, size, dtype=np.uint16)
+        payload = encode_as(FrameMode.RICE_ULP, old, new, threshold=0)
+        for held in (payload, memoryview(bytearray(payload)), memoryview(b"-" + payload)[1:]):
+            (patch,) = decode_frame(FrameMode.RICE_ULP, held, pieces=[old])
+            assert patch.values.tolist() == (new - old)[::3].tolist()
+    for low, _, symbols, far, near, words, *_ in kernels._read_changes.signatures:
+        assert len({stream.mutable for stream in (low, symbols, far, near, words)}) == 1
