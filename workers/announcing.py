@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -22,6 +22,8 @@ from rl_core.engines.control_client import ControlClient
 from rl_core.engines.protocol import AnnounceBody, StandingRef
 from rl_core.errors import EngineError
 from rl_core.types import VersionRef
+
+_MOST_BYTES: Final = 4 << 20  # of what is said of a segment: engines take 8 MiB; beyond it is only fetched ahead
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +56,10 @@ class Announcer:
         if "stands" not in told:
             return
         try:
-            body = self._body(segments=[msgspec.convert(told["stands"], type=StandingRef)])
+            stands = msgspec.convert(told["stands"], type=StandingRef)
+            if len(msgspec.json.encode(stands)) > _MOST_BYTES:
+                stands = StandingRef(stands.segment)
+            body = self._body(segments=[stands])
             for one in self._listeners():
                 one.queue.submit(_tell, one, body)
         except Exception:
@@ -64,6 +69,7 @@ class Announcer:
         """What was announced will not be committed. Said last: an announcement that came after it would stay."""
         for one in self._told or ():
             one.queue.shutdown(cancel_futures=True)
+            one.listens = True  # what it answered too late it may have taken
             _tell(one, self._body(withdrawn=True))
 
     def close(self) -> None:

@@ -118,12 +118,12 @@ class HopApplication:
         """
         # Frames hold disjoint elements, so they may be applied side by side.
         applying = [self._decoders.submit(self._apply_frame, index, payload) for index, payload in payloads.items()]
-        failed: DigestMismatch | None = None
+        failed: Exception | None = None
         for index, applied in zip(payloads, applying, strict=True):
             try:
                 kept = applied.result()
-            except DigestMismatch as error:
-                failed = error  # the frames beside it were applied, and have to be taken back
+            except Exception as error:  # noqa: BLE001 (the frames beside it were applied, and have to be taken back)
+                failed = error
                 continue
             if kept is not None:
                 self._keep(self._hop.manifest.frames[index], kept, resident=resident)

@@ -205,9 +205,12 @@ class DecodeAhead:
         return found
 
     def _begin(self, root: str, take_shadow: Callable[[], ShadowWeights]) -> None:
-        self._done_with = found = self._offered(root)  # once, whatever becomes of it
+        found = self._offered(root)
         draft = found.told[0].draft if found is not None else None
-        if found is not None and draft is not None:
+        if found is None or draft is None:
+            return
+        self._done_with = found  # once, whatever becomes of it
+        if draft.codec in KNOWN_CODECS:
             self._hop = EarlyHop(found, draft, take_shadow(), spool=self._spool)
 
     def _give_up(self) -> None:

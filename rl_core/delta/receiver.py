@@ -172,6 +172,8 @@ def _first_path(
         if path and early.leads_into(path[0]):
             unless_used.pop_all()
             return path, early
+    if shadow.damaged:
+        raise DigestMismatch("the weights held changed in memory by themselves; whoever owns the machine should know")
     return (plan_path(store, shadow, target) if shadow.poisoned else path), None
 
 
@@ -203,16 +205,17 @@ def _take_hop(
     early: EarlyHop | None,
 ) -> None:
     manifest, done = hop.manifest, 0
-    frames_in: defaultdict[int, list[int]] = defaultdict(list)
-    for index, frame in enumerate(manifest.frames):
-        frames_in[frame.segment].append(index)
-    meter.at(ReconcilePhase.FETCH)
     with ExitStack() as stack:
+        if early is not None:
+            stack.push(early.application)
+        meter.at(ReconcilePhase.FETCH)
+        frames_in: defaultdict[int, list[int]] = defaultdict(list)
+        for index, frame in enumerate(manifest.frames):
+            frames_in[frame.segment].append(index)
         if early is None:
             application = stack.enter_context(HopApplication(shadow, hop, threads=threads))
         else:
             application, done = early.application, len(early.segments)
-            stack.push(application)
             application.complete(hop)
             result.decode_s += early.decode_s
             for segment in early.segments:

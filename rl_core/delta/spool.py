@@ -93,7 +93,10 @@ class Spool:
     def path(self, digest: str) -> Path | None:
         """The file of a segment, unverified, for a peer that verifies; None when there is none."""
         path = self._folder / digest
-        return path if _DIGEST.fullmatch(digest) and path.is_file() else None
+        try:
+            return path if _DIGEST.fullmatch(digest) and path.is_file() else None
+        except OSError:  # a disk that does not answer has nothing
+            return None
 
     def _make_room(self, size: int) -> None:
         kept = sorted(

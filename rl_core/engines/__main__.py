@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import resource
 import sys
 
 from rl_core.engines.protocol import ComputeDtype
@@ -41,6 +42,8 @@ def _serve(arguments: argparse.Namespace) -> None:
         read_token(path) for path in (arguments.inference_token_file, arguments.control_token_file)
     )
     peer_token = read_token(arguments.peer_token_file) if arguments.peer_token_file else None
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # requests, and segments that are mapped
     sockets = [listen(arguments.host, port) for port in (arguments.port, arguments.control_port)]
 
     import torch

@@ -7,7 +7,6 @@ it served, and says why.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -93,12 +92,18 @@ class SlotReconciler(TargetLoop):
         if self._ahead is not None:
             self._ahead.abandon()
 
-    def _spare_work(self) -> Callable[[], None] | None:
-        shadow = self._shadow
-        root = self.root if shadow is None else "" if shadow.poisoned else shadow.root
-        if self._ahead is None or not self._ahead.due(root):
-            return None
-        return partial(self._ahead.work, root, self._take_shadow)
+    def _spare_work(self) -> bool:
+        if self._ahead is None or not self._ahead.due(self._shadow_root):
+            return False
+        self._ahead.work(self._shadow_root, self._take_shadow)
+        return True
+
+    @property
+    def _shadow_root(self) -> str:
+        """What can be decoded onto; empty while that is nothing."""
+        if self._shadow is None:
+            return self.root
+        return "" if self._shadow.poisoned else self._shadow.root
 
     def _take_shadow(self) -> ShadowWeights:
         if self._shadow is None:

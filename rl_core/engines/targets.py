@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Final
 
 from rl_core.engines.protocol import SlotStatus, TargetBody
@@ -27,6 +26,7 @@ class TargetLoop(ABC):
         self._target: TargetBody | None = None
         self._pending: TargetBody | None = None
         self._working = False
+        self._nudged = False
         self._closing = False
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._loop, name=f"reconcile-{slot}", daemon=True)
@@ -57,16 +57,14 @@ class TargetLoop(ABC):
     def _apply(self, target: TargetBody) -> None:
         """Bring the slot to a target. Raises: RlCoreError, of which a retryable one is tried again; Interrupted."""
 
-    def _spare_work(self) -> Callable[[], None] | None:
-        """A small piece of what there is to do while there is no target, if any. It raises nothing.
-
-        Asked under `_wake`, and called without it, on the loop's thread.
-        """
-        return None
+    def _spare_work(self) -> bool:
+        """Do a small piece of what there is to do while there is no target. Whether there was any."""
+        return False
 
     def _nudge(self) -> None:
         """There may be spare work. From any thread."""
         with self._wake:
+            self._nudged = True
             self._wake.notify_all()
 
     def _overtaken(self, target: TargetBody) -> bool:
@@ -91,20 +89,27 @@ class TargetLoop(ABC):
         while True:
             with self._wake:
                 self._working = False
-                self._wake.wait_for(lambda: self._closing or self._pending is not None or self._spare_work())
+                self._wake.wait_for(lambda: self._closing or self._pending is not None or self._nudged)
                 if self._closing:
                     return
                 target, self._pending = self._pending, None
-                self._working = target is not None
-                spare_work = self._spare_work() if target is None else None
+                self._working, self._nudged = target is not None, False
             if target is None:
-                if spare_work is not None:
-                    spare_work()
+                if self._did_spare_work():
+                    self._nudge()
                 continue
             error = self._pursue(target)
             with self._wake:
+                self._nudged = True
                 if self._pending is None:
                     self._error = error
+
+    def _did_spare_work(self) -> bool:
+        try:
+            return self._spare_work()
+        except Exception:  # targets are taken all the same
+            log.exception("spare_work_fault slot=%s", self._slot)
+            return False
 
     def _pursue(self, target: TargetBody) -> RlCoreError | None:
         """Apply a target, trying again what may succeed later; the error that stands in the end."""

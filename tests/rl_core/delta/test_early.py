@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -24,7 +25,7 @@ from rl_core.delta.manifest import TensorRange
 from rl_core.delta.path import HopKind
 from rl_core.delta.root import leaf_hash
 from rl_core.delta.spool import Spool
-from rl_core.errors import ObjectMissing, StoreUnavailable
+from rl_core.errors import DigestMismatch, ObjectMissing, StoreUnavailable
 from rl_core.store import open_store
 from rl_core.types import VersionRef
 
@@ -393,6 +394,34 @@ def test_what_does_not_read_or_is_not_what_the_manifest_says_is_taken_back(world
             assert [hop.kind for hop in done.hops] == [HopKind.FORWARD]
             assert decoded.count(False) == len(world.next.manifest.frames)
             assert (True in decoded) == (number == 0)
+
+
+def test_a_fault_in_one_frame_takes_back_those_beside_it(world, replica, monkeypatch):
+    """Not only damage: memory may run out."""
+    told = world.next.told
+    replica.tell(world.next, told[:2])
+    replica.work(2)
+    first = told[1].frames[0].xxh3
+    assert len(told[1].frames) > 1
+
+    def failing(mode, payload, **named):
+        if xxhash.xxh3_64_hexdigest(payload) == first and not named["backward"]:
+            raise MemoryError
+        return decode_frame(mode, payload, **named)
+
+    monkeypatch.setattr("rl_core.delta.apply.decode_frame", failing)
+    replica.work()
+    replica.stands()
+
+
+def test_memory_that_changed_by_itself_is_told_of_though_it_was_decoded_ahead(world, replica):
+    replica.tell(world.next, world.next.told)
+    replica.work()
+    replica.shadow.tensors["c"][7] += 1
+    target = world.rival.target(snapshot=world.snapshot.manifest_key)
+    with pytest.raises(DigestMismatch, match="by themselves"):
+        reconcile(world.store, replica.shadow, target, early=replica.decoding.hand_over())
+    assert replica.shadow.damaged
 
 
 def test_what_could_not_be_taken_back_is_not_decoded_ahead(world, replica, monkeypatch):

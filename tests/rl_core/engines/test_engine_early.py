@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -94,7 +95,7 @@ class Rig:
             with ahead._changed:
                 if ahead._fetching or ahead._next() is not None:
                     return False
-            return all(slot._spare_work() is None for slot in self.slots.values())
+            return not any(slot._ahead and slot._ahead.due(slot._shadow_root) for slot in self.slots.values())
 
         make.wait_until(quiet)
         if not self.decoded():
@@ -193,6 +194,21 @@ def test_a_fault_in_it_ends_it_and_not_the_slot(rig: Rig, monkeypatch: pytest.Mo
         target = rig.publish(1, told=[])
         rig.idle()
     assert rig.serves(rig.base)
+    rig.settle(target)
+    assert rig.serves(target)
+
+
+def test_a_spool_that_fails_ends_it_and_not_the_slot(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+
+    def failing(*_: object) -> bool:
+        asked.set()
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rl_core.delta.early.DecodeAhead.due", failing)
+        target = rig.publish(1, told=[])
+        assert asked.wait(10)
     rig.settle(target)
     assert rig.serves(target)
 
