@@ -69,9 +69,8 @@ def encode_frame(*, old: Pieces | None, new: Pieces, profile: Profile = Profile.
 
 
 def _patch(old: Pieces, new: Pieces, *, profile: Profile) -> EncodedFrame:
-    found = extract(old, new)
-    if profile is Profile.FAST and (threshold := choose_threshold(found.changes, old)):
-        found = extract(old, new, threshold=threshold)
+    threshold = choose_threshold(old, new) if profile is Profile.FAST else 0
+    found = extract(old, new, threshold=threshold)
     payloads: dict[FrameMode, bytes] = {}
     if profile is Profile.SMALL and found.count:
         payloads[FrameMode.HAZARD] = encode_hazard(found.changes, old)

@@ -37,9 +37,8 @@ from rl_core.errors import DigestMismatch
 _ROOM: Final = 1 << 16  # changes that there is room for at first
 _MAX_LOW_BITS: Final = 24  # of a gap
 _SAVED: Final = 0.45  # of the bits that places cost, from which tiny words pay for looking at all words to find them
-_SAMPLES: Final = (64, 65536)  # words from one to the next of a sample
-_SAMPLED_CHANGES: Final = 512  # at least, if there are as many
-_ENOUGH: Final = 24  # changes from which a sample tells
+_SAMPLES: Final = (64, 32768)  # words from one to the next of a sample
+_ENOUGH: Final = 24  # changes of a sample from which it tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +100,13 @@ def _longer(array: NDArray[Any], used: int) -> NDArray[Any]:
     return longer
 
 
-def choose_threshold(changes: Changes, old: Pieces) -> int:
-    """The bin below which a word is tiny, by samples of words and of those that changed; 0 where that would not pay."""
-    if changes.count < _ENOUGH:
-        return 0
-    counted, moved = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
-    size = sum(piece.size for piece in old)
-    of = max(_SAMPLES[0], min(_SAMPLES[1], size >> 6))
-    every = max(1, changes.count // _SAMPLED_CHANGES)
-    base, at = 0, 0
-    for piece in old:
-        at = count_changed_bins(piece, of, counted, base, changes.positions, at, every, moved)
-        base += piece.size
-    return cheapest_end(counted, size, moved, changes.count, 1 - _SAVED)
+def choose_threshold(old: Pieces, new: Pieces) -> int:
+    """The bin below which a word is tiny, by a sample; 0 where that would not pay."""
+    words, changed = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
+    of = max(_SAMPLES[0], min(_SAMPLES[1], sum(piece.size for piece in old) >> 7))
+    for before, after in zip(old, new, strict=True):
+        count_changed_bins(before, after, of, words, changed)
+    return cheapest_end(words, changed, 1 - _SAVED) if changed.sum() >= _ENOUGH else 0
 
 
 def pack_extracted(found: Extracted, words: int) -> bytes:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rl_core.delta.compiled import compiled
 from rl_core.delta.masks import AT_ONCE, ones, smaller
-from rl_core.delta.words import Bytes, Ints, Longs, Words
+from rl_core.delta.words import Bytes, Longs, Words
 
 BINS: Final = 256
 CLASSES: Final = 7
@@ -55,18 +55,13 @@ def count_bins(words: Words, of: int, bins: Longs) -> None:
 
 
 @compiled
-def count_changed_bins(
-    words: Words, of: int, counted: Longs, base: int, positions: Ints, at: int, every: int, changed: Longs
-) -> int:
-    """The same into `counted`, and add to `changed` [256] the words at one of `every` positions.
-
-    The first word is number `base`. Begins with position number `at`; returns with which to go on after these words.
-    """
-    count_bins(words, of, counted)
-    while at < positions.size and positions[at] < base + words.size:
-        changed[magnitude_bin(words[positions[at] - base], words.itemsize)] += 1
-        at += every
-    return at
+def count_changed_bins(old: Words, new: Words, of: int, words: Longs, changed: Longs) -> None:
+    """The same into `words`, and add to `changed` [256] those of the words that changed."""
+    for start in range(0, old.size, of):
+        for i in range(start, min(start + _TAKEN, old.size)):
+            where = magnitude_bin(old[i], old.itemsize)
+            words[where] += 1
+            changed[where] += old[i] != new[i]
 
 
 @compiled
@@ -78,23 +73,19 @@ def _placing_bits(words: float, changes: float) -> float:
 
 
 @compiled
-def cheapest_end(counted: Longs, words: int, moved: Longs, changes: int, share: float) -> int:
+def cheapest_end(words: Longs, changed: Longs, share: float) -> int:
     """The bin before which a class of words is to end, so that changes in it and those after it cost least to place.
 
-    `counted` and `moved` [256] are samples of all words and of changes. 0 where that costs more than a `share` of
-    placing all changes alike. A bin of a few words may have lost them by chance: it has as many as its changes.
+    `words` and `changed` [256] are a sample's. 0 where that costs more than a `share` of placing all changes alike.
     """
-    of_words, of_changes = words / max(counted.sum(), 1), changes / max(moved.sum(), 1)
-    all_words = 0.0
+    all_words, all_changed = words.sum(), changed.sum()
+    best, least = 0, share * _placing_bits(all_words, all_changed)
+    below, inside = 0, 0
     for number in range(BINS):
-        all_words += max(counted[number] * of_words, moved[number] * of_changes)
-    best, least = 0, share * _placing_bits(all_words, changes)
-    below, inside = 0.0, 0.0
-    for number in range(BINS):
-        below += max(counted[number] * of_words, moved[number] * of_changes)
-        inside += moved[number] * of_changes
-        if moved[number]:  # a class ends best with a bin in which something changed
-            cost = _placing_bits(below, inside) + _placing_bits(all_words - below, changes - inside)
+        below += words[number]
+        inside += changed[number]
+        if changed[number]:  # a class ends best with a bin in which something changed
+            cost = _placing_bits(below, inside) + _placing_bits(all_words - below, all_changed - inside)
             if cost < least:
                 best, least = number + 1, cost
     return best

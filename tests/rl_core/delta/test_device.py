@@ -56,7 +56,7 @@ def test_a_frame_from_the_device_is_the_fast_profiles_frame():
     small = rng.random(words.size) < 0.02
     words[small] -= 0x1000
     stepped = words + small.astype(np.uint16)
-    threshold = choose_threshold(extract([words], [stepped]).changes, [words])
+    threshold = choose_threshold([words], [stepped])
     assert threshold > 0
     old, new = (torch.from_numpy(side.view(np.int16)).view(torch.bfloat16) for side in (words, stepped))
     frame = encode_on_device([device_words(old)], [device_words(new)], threshold=threshold)
