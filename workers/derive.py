@@ -49,7 +49,9 @@ def _publish(row: Publication, *, prefix: str, fence: int) -> tuple[str, Publish
     """Publish under `prefix`; the base's root, and what was made. Raises: as `bring_to`, and what publishing does."""
     from rl_core.delta import publish_delta, publish_snapshot
     from rl_core.formats import serving_copy, serving_weights_of
+    from rl_core.memory import give_blocks_back
 
+    give_blocks_back()
     version, weight_format = row.version, WeightFormat(row.format)
     shadow = model_shadow(version)
     if row.kind == PublicationKind.SNAPSHOT or row.base_version is None:

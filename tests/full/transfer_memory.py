@@ -21,7 +21,7 @@ import torch
 
 from rl_core.delta import Base, ShadowWeights, Target, publish_delta, publish_snapshot, reconcile, weights_root
 from rl_core.formats import serving_copy, serving_weights_of
-from rl_core.memory import copied, empty_tensor
+from rl_core.memory import copied, empty_tensor, give_blocks_back
 from rl_core.store import ObjectStore, open_store
 from rl_core.types import VersionRef, WeightFormat
 
@@ -115,6 +115,7 @@ def receive_snapshot(store: ObjectStore, old: dict[str, torch.Tensor], *, root: 
 
 def derive(weight_format: WeightFormat, *, threads: int) -> int:
     """What `workers.derive` does with a delta of a serving format."""
+    give_blocks_back()
     moving, base_bytes = make(0), 0
 
     def work() -> None:

@@ -1,11 +1,17 @@
 """Memory on pages of its own: what lies in it, and that it is gone once nobody holds it."""
 
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from rl_core.memory import copied, empty_tensor, mapped
+
+ROOT = str(Path(__file__).parents[2])
 
 
 def resident() -> int:
@@ -33,3 +39,31 @@ def test_a_copy_is_contiguous_and_has_the_same_bits(rows, dtype):
     assert made.is_contiguous()
     assert made.view(torch.uint8).equal(tensor.contiguous().view(torch.uint8))
     assert mapped(5).tobytes() == bytes(5)
+
+
+HOLES = """
+import sys, torch
+from rl_core.memory import give_blocks_back
+from test_memory import resident
+if sys.argv[1] == "back":
+    give_blocks_back()
+torch.ones(6 << 20)  # from now on, a heap keeps what is smaller
+before = resident()
+held = [torch.ones(100_000) for _ in range(100)]
+del held[::2]
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="another heap does as it likes")
+def test_blocks_go_back_from_between_others():
+    kept, back = (
+        int(
+            subprocess.run(
+                [sys.executable, "-c", HOLES, how], cwd=Path(__file__).parent, env=os.environ | {"PYTHONPATH": ROOT},
+                check=True, capture_output=True, text=True,
+            ).stdout
+        )
+        for how in ("kept", "back")
+    )  # fmt: skip
+    assert back < 25_000_000 < 35_000_000 < kept
