@@ -18,7 +18,7 @@ from s3_server import Fault, S3Server, running_s3
 
 from rl_core.delta import Base, Published, publish_delta, read_manifest, weights_root
 from rl_core.delta.frames import plan_frames
-from rl_core.engines.protocol import AnnounceBody, SegmentRef, SlotState, SlotStatus
+from rl_core.engines.protocol import AnnounceBody, SegmentRef, SlotState, SlotStatus, StandingRef
 from rl_core.models.checkpoint import read_checkpoint
 from rl_core.store import ObjectStore, open_store
 from rl_core.types import VersionRef
@@ -139,7 +139,7 @@ def test_a_full_disk_under_the_spool_is_a_warning(
     assert sum(segment.size for segment in segments) > 2 * (64 << 10)
     with server.running_engine(folder, tmp_path / "state", store=url, spool=full_disk / "spool") as engine:
         with engine.control() as control:
-            told = [SegmentRef(segment.key, segment.size, segment.blake3) for segment in segments]
+            told = [StandingRef(SegmentRef(segment.key, segment.size, segment.blake3)) for segment in segments]
             control.announce(AnnounceBody(version=VERSION, fence=0, segments=told))
         make.wait_until(lambda: any((full_disk / "spool").glob("[0-9a-f]*")), timeout_s=20)
         status = aim(engine, published)
