@@ -21,6 +21,7 @@ from rl_core.delta import detection, kernels
 from rl_core.delta.magnitudes import BINS, cheapest_end, count_changed_bins
 from rl_core.delta.masks import AT_ONCE
 from rl_core.delta.patches import Changes, Patch, Pieces, sparse_patches
+from rl_core.delta.sparse import read_positions
 from rl_core.delta.streams import (
     StreamReader,
     from_little_endian,
@@ -167,9 +168,8 @@ def decode_tiny_gap_ulp(payload: bytes | memoryview, pieces: Pieces, *, backward
     if width not in (1, 2):
         raise DigestMismatch("a frame's header is malformed; fetch it again")
     _check_head(listed, threshold, pieces)
-    positions = np.empty(listed, np.int32)
-    if listed and not kernels.positions_of(_symbols(reader, width), (1 << (8 * width)) - 1, count, positions):
-        raise DigestMismatch("a frame's gaps do not add up to its changes; fetch it again")
+    none = np.empty(0, np.int32)
+    positions = read_positions(reader, width=width, changes=listed, words=count) if listed else none
     patches = sparse_patches(positions, read_differences(reader, dtype=dtype, count=listed), pieces)
     return _with_tiny(reader, patches, threshold, pieces, backward=backward)
 
@@ -209,16 +209,6 @@ def _with_tiny(
             for patch, words in zip(patches, pieces, strict=True):
                 patch.apply(words)
     return [one.with_(two) for one, two in zip(patches, flagged, strict=True)]
-
-
-def _symbols(reader: StreamReader, width: int) -> NDArray[np.uint16]:
-    symbols = reader.stream().astype(np.uint16)
-    if width == 2:
-        high = reader.stream()
-        if high.size != symbols.size:
-            raise DigestMismatch("the planes of a frame's gaps differ in length; fetch it again")
-        symbols |= high.astype(np.uint16) << 8
-    return symbols
 
 
 def _flagged(pieces: Pieces, low: int, flags: Bytes, tiny: int, differences: Words) -> list[Patch]:

@@ -18,6 +18,7 @@ import numpy as np
 from rl_core.delta import kernels
 from rl_core.delta.patches import Patch, Pieces, sparse_patches
 from rl_core.delta.streams import StreamReader, read_differences
+from rl_core.delta.words import Ints
 from rl_core.errors import DigestMismatch
 
 _HEADER: Final = struct.Struct("<BI")  # bytes per gap symbol, changed words
@@ -37,6 +38,14 @@ def decode_gap_ulp(payload: bytes | memoryview, pieces: Pieces, reader_type: typ
     if changes == 0:
         reader.finish()
         return [Patch(np.empty(0, np.int32), np.empty(0, dtype)) for _ in pieces]
+    positions = read_positions(reader, width=width, changes=changes, words=count)
+    differences = read_differences(reader, dtype=dtype, count=changes)
+    reader.finish()
+    return sparse_patches(positions, differences, pieces)
+
+
+def read_positions(reader: StreamReader, *, width: int, changes: int, words: int) -> Ints:
+    """Ascending positions in a frame of so many words, from gaps of `width` bytes. Raises: DigestMismatch."""
     symbols = reader.stream().astype(np.uint16)
     if width == 2:
         high = reader.stream()
@@ -44,8 +53,6 @@ def decode_gap_ulp(payload: bytes | memoryview, pieces: Pieces, reader_type: typ
             raise DigestMismatch("the planes of a frame's gaps differ in length; fetch it again")
         symbols |= high.astype(np.uint16) << 8
     positions = np.empty(changes, np.int32)
-    if not kernels.positions_of(symbols, (1 << (8 * width)) - 1, count, positions):
+    if not kernels.positions_of(symbols, (1 << (8 * width)) - 1, words, positions):
         raise DigestMismatch("a frame's gaps do not add up to its changes; fetch it again")
-    differences = read_differences(reader, dtype=dtype, count=changes)
-    reader.finish()
-    return sparse_patches(positions, differences, pieces)
+    return positions
