@@ -81,7 +81,15 @@ attempt(lambda: [number for number in {DENIED} if not refused(number)])
 # Escaping is not to be throttled, which the world itself does not see: `without_layer.py` says so.
 SPIN_A_LITTLE = "import time\nwhile time.process_time() < 0.3: pass"
 # Its survival does not show inside either.
-OUTLIVE = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.fork() or time.sleep(60)\n    os._exit(0)"
+OUTLIVE = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        while time.process_time() < 0.2: pass  # as on a slow machine: it still runs when the run is over
+        time.sleep(60)
+    os._exit(0)
+"""
 # That the kernel was asked at all: it then says that this is no terminal.
 PUSH_INPUT = "import errno, fcntl\ntry: fcntl.ioctl(0, 0x5412, b'x')\nexcept OSError as error:\n"
 PUSH_INPUT += "    print('held' if error.errno == errno.EPERM else 'ESCAPED')"

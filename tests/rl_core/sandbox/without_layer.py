@@ -18,6 +18,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -87,9 +88,17 @@ class WatchedGroup:
         return "cgroup kill" in self.off or self.inner.kill()
 
     def remove(self) -> bool:
-        alive = [state_of(int(pid)) for pid in Path(self.inner.doors()[0]).read_text().split()]
-        self.survivors = max(self.survivors, len([state for state in alive if state == "S"]))
+        self.survivors = max(self.survivors, self.asleep())
         return self.inner.kill() and self.inner.remove()
+
+    def asleep(self) -> int:
+        """Processes that sleep, once none of them runs: one that was killed, or held back, runs until it is gone."""
+        deadline = time.monotonic() + 20
+        while True:
+            states = [state_of(int(pid)) for pid in Path(self.inner.doors()[0]).read_text().split()]
+            if not {"R", "D"} & set(states) or time.monotonic() > deadline:
+                return states.count("S")
+            time.sleep(0.01)
 
 
 def state_of(pid: int) -> str:
