@@ -8,7 +8,7 @@ import numpy as np
 
 from rl_core.delta.compiled import compiled
 from rl_core.delta.masks import AT_ONCE, any_differs, differing, lowest, ones, smaller
-from rl_core.delta.words import Bytes, Ints, Words
+from rl_core.delta.words import Bytes, Ints, Longs, Words
 
 _U64: Final = np.uint64
 
@@ -35,32 +35,30 @@ def _list(
 
 
 @compiled
-def _note(
-    old: Words,
-    new: Words,
-    at: int,
-    listed_bits: Any,
-    tiny_bits: Any,
-    stepped_bits: Any,
-    base: int,
-    found: Found,
-    positions: Ints,
-    differences: Words,
-    small: Words,
-    flags: Bytes,
-) -> Found:
-    """Write down what is known of some words from `at` on."""
-    listed, stepped, tiny = found
-    listed = _list(old, new, at, listed_bits, base, listed, positions, differences)
-    while tiny_bits:
-        inside = lowest(tiny_bits)
-        flag: Any = np.int64((stepped_bits >> _U64(inside)) & _U64(1))
-        flags[tiny] = flag
-        tiny += 1
-        small[stepped] = new[at + inside] - old[at + inside]
-        stepped += flag  # written first and counted if it holds: cheaper than branching
-        tiny_bits &= tiny_bits - _U64(1)
-    return listed, stepped, tiny
+def _place(bits: Any, at: int, places: Longs, count: int) -> int:
+    """Append where the set bits are. Two are written, and counted if they are set: cheaper than branching."""
+    places[count] = at + lowest(bits)
+    rest = bits & (bits - _U64(1))
+    places[count + 1] = at + lowest(rest)
+    count += min(ones(bits), 2)
+    rest &= rest - _U64(1)
+    while rest:
+        places[count] = at + lowest(rest)
+        count += 1
+        rest &= rest - _U64(1)
+    return count
+
+
+@compiled
+def _step(old: Words, new: Words, places: Longs, low: Any, tiny: int, stepped: int, small: Words, flags: Bytes) -> int:
+    """Flag the tiny words at `places` from number `tiny` on, and write down how those step that stay tiny."""
+    for i in range(places.size):
+        was, now = old[places[i]], new[places[i]]
+        flag: Any = np.int64((was != now) & (_magnitude(now, old.itemsize) < _U64(low)))
+        flags[tiny + i] = flag
+        small[stepped] = now - was
+        stepped += flag
+    return stepped
 
 
 @compiled
@@ -98,6 +96,7 @@ def find_changed(
 def find(
     old: Words,
     new: Words,
+    at: int,
     base: int,
     low: Any,
     found: Found,
@@ -105,30 +104,43 @@ def find(
     differences: Words,
     small: Words,
     flags: Bytes,
-) -> Found:
-    """Compare two arrays of one size, whose first word is number `base` of a frame.
+) -> tuple[int, Found]:
+    """`find_changed` where words whose magnitude is below `low` before and after, tiny ones, are told apart.
 
-    A word whose magnitude is below `low` before and after is tiny. Changes of others are listed, as positions in the
-    frame and differences modulo the word. Of tiny words, and of those that were so only before, `flags` tells whether
-    they are tiny still and changed; `small` has these differences. All four are written on from where `found` says
-    that they end, and a word beyond. Returns where they end now.
+    Changes of others are listed in `positions` and `differences`. Of tiny words, and of those that were so only before,
+    `flags` tells whether they are tiny still and changed; `small` has these differences. All four have one size and
+    are written on from where `found` says that they end. Returns where comparing ended, which is before the end when
+    they may not have room for `STRETCH` more words, and where they end now.
     """
-    whole = old.size // AT_ONCE * AT_ONCE
-    for at in range(0, whole, AT_ONCE):
-        changed, tiny = differing(old, new, at), smaller(old, at, low)
-        if changed | tiny:
-            stepped = changed & tiny
-            if stepped:
-                stepped &= smaller(new, at, low)
-            listed = changed & ~stepped
-            found = _note(old, new, at, listed, tiny, stepped, base, found, positions, differences, small, flags)
-    for at in range(whole, old.size):
-        changed = _U64(old[at] != new[at])
-        tiny = _U64(_magnitude(old[at], old.itemsize) < _U64(low))
-        stepped = changed & tiny & _U64(_magnitude(new[at], old.itemsize) < _U64(low))
-        listed = changed & ~stepped
-        found = _note(old, new, at, listed, tiny, stepped, base, found, positions, differences, small, flags)
-    return found
+    listed, stepped, tiny = found
+    places = np.empty(STRETCH + 2, np.int64)
+    blocks = old.size // AT_ONCE
+    for first in range(at // AT_ONCE, blocks, AT_ONCE):
+        if positions.size - max(listed, tiny) <= STRETCH:
+            return first * AT_ONCE, (listed, stepped, tiny)
+        count = 0
+        for place in range(first * AT_ONCE, min(first + AT_ONCE, blocks) * AT_ONCE, AT_ONCE):
+            changed, were = differing(old, new, place), smaller(old, place, low)
+            count = _place(were, place, places, count)
+            changed &= ~(were & smaller(new, place, low))
+            if changed:
+                listed = _list(old, new, place, changed, base, listed, positions, differences)
+        stepped = _step(old, new, places[:count], low, tiny, stepped, small, flags)
+        tiny += count
+    rest = blocks * AT_ONCE
+    if positions.size - max(listed, tiny) <= old.size - rest:
+        return rest, (listed, stepped, tiny)
+    count = 0
+    for place in range(rest, old.size):
+        if _magnitude(old[place], old.itemsize) < _U64(low):
+            places[count] = place
+            count += 1
+            if _magnitude(new[place], old.itemsize) < _U64(low):
+                continue
+        if old[place] != new[place]:
+            listed = _list(old, new, place, _U64(1), base, listed, positions, differences)
+    stepped = _step(old, new, places[:count], low, tiny, stepped, small, flags)
+    return old.size, (listed, stepped, tiny + count)
 
 
 @compiled

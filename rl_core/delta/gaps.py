@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_core.delta import detection, kernels
-from rl_core.delta.magnitudes import BINS, cheapest_end, count_changed_bins
+from rl_core.delta.magnitudes import BINS, cheapest_end, count_changed, count_changed_bins
 from rl_core.delta.masks import AT_ONCE
 from rl_core.delta.patches import Changes, Patch, Pieces, sparse_patches
 from rl_core.delta.sparse import read_positions
@@ -67,18 +67,23 @@ def low_of(threshold: int, dtype: np.dtype[Any]) -> int:
 
 def extract(old: Pieces, new: Pieces, *, threshold: int = 0) -> Extracted:
     """Compare pieces of equal sizes and one dtype."""
-    size, dtype = sum(piece.size for piece in old) + 1, old[0].dtype
+    dtype = old[0].dtype
     if not threshold:
         return Extracted(_changes(old, new), 0, np.empty(0, np.bool_), np.empty(0, dtype))
-    positions, differences = np.empty(size, np.int32), np.empty(size, dtype)
-    small, flags = np.empty(size, dtype), np.empty(size, np.uint8)
+    positions, flags = np.empty(_ROOM, np.int32), np.empty(_ROOM, np.uint8)
+    differences, small = np.empty(_ROOM, dtype), np.empty(_ROOM, dtype)
     base, found, low = 0, (0, 0, 0), dtype.type(low_of(threshold, dtype))
     for before, after in zip(old, new, strict=True):
-        found = detection.find(before, after, base, low, found, positions, differences, small, flags)
+        at = 0
+        while at < before.size:
+            at, found = detection.find(before, after, at, base, low, found, positions, differences, small, flags)
+            if at < before.size:
+                positions, differences = _longer(positions), _longer(differences)
+                small, flags = _longer(small), _longer(flags)
         base += before.size
     listed, stepped, tiny = found
-    changes = Changes(positions[:listed].copy(), differences[:listed].copy())
-    return Extracted(changes, threshold, flags[:tiny].astype(np.bool_), small[:stepped].copy())
+    changes = Changes(positions[:listed], differences[:listed])
+    return Extracted(changes, threshold, flags[:tiny].astype(np.bool_), small[:stepped])
 
 
 def _changes(old: Pieces, new: Pieces) -> Changes:
@@ -89,25 +94,27 @@ def _changes(old: Pieces, new: Pieces) -> Changes:
         while at < before.size:
             at, listed = detection.find_changed(before, after, at, base, listed, positions, differences)
             if at < before.size:
-                positions, differences = _longer(positions, listed), _longer(differences, listed)
+                positions, differences = _longer(positions), _longer(differences)
         base += before.size
     return Changes(positions[:listed], differences[:listed])
 
 
-def _longer(array: NDArray[Any], used: int) -> NDArray[Any]:
+def _longer(array: NDArray[Any]) -> NDArray[Any]:
     """The same with room for twice as much."""
     longer = np.empty(2 * array.size, array.dtype)
-    longer[:used] = array[:used]
+    longer[: array.size] = array
     return longer
 
 
 def choose_threshold(old: Pieces, new: Pieces) -> int:
     """The bin below which a word is tiny, by a sample; 0 where that would not pay."""
-    words, changed = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
     of = max(_SAMPLES[0], min(_SAMPLES[1], sum(piece.size for piece in old) >> 7))
+    if sum(count_changed(before, after, of) for before, after in zip(old, new, strict=True)) < _ENOUGH:
+        return 0
+    words, changed = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
     for before, after in zip(old, new, strict=True):
         count_changed_bins(before, after, of, words, changed)
-    return cheapest_end(words, changed, 1 - _SAVED) if changed.sum() >= _ENOUGH else 0
+    return cheapest_end(words, changed, 1 - _SAVED)
 
 
 def pack_extracted(found: Extracted, words: int) -> bytes:

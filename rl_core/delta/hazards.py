@@ -43,6 +43,8 @@ def _table() -> tuple[NDArray[np.uint64], NDArray[np.uint64], Bytes]:
 
 
 _BEGINS, _SLOPES, _GUESSES = _table()
+# 2^38 over each slope, rounded up: of a number below 2^24, times this is the quotient, exactly (slopes are below 2^10).
+_INVERSES: Final = np.array([-(-(1 << 38) // max(slope, 1)) for slope in _SLOPES.tolist()], np.uint64)
 _END: Final = int(_BEGINS[-1])
 
 
@@ -127,6 +129,12 @@ def _pull(state: Any, start: Any, frequency: Any, coded: Units, at: int) -> tupl
 
 
 @compiled
+def inside_piece(chance: Any, piece: Any) -> Any:
+    """How far a way reaches into a piece, for a chance from where the piece begins: over its slope, rounded down."""
+    return np.int64(_U64(chance) * _INVERSES[piece] >> _U64(38))
+
+
+@compiled
 def _read_way(state: Any, coded: Units, at: int) -> tuple[Any, int, int, Any]:
     """The state, units taken, spans that are passed by, and the way from there; the change's own share is not taken."""
     chance = state & _U64((1 << _BITS) - 1)
@@ -140,19 +148,21 @@ def _read_way(state: Any, coded: Units, at: int) -> tuple[Any, int, int, Any]:
     piece = np.int64(_GUESSES[chance >> _U64(_BITS - _GUESS_BITS)])
     while chance >= _BEGINS[piece + 1]:
         piece += 1
-    return state, at, spans, (piece << _PIECE_BITS) + np.int64((chance - _BEGINS[piece]) // _SLOPES[piece])
+    return state, at, spans, (piece << _PIECE_BITS) + inside_piece(chance - _BEGINS[piece], piece)
 
 
 @compiled
 def _place(masks: Masks, steps: Longs, few: bool, goal: int) -> tuple[int, Any]:
     """The word of a block at which the hazard passes `goal`, and the hazard of those before it. Without branching."""
-    place = 0
+    place, passed = 0, np.int64(0)
     half = BLOCK // 2
     while half:
-        before: Any = np.int64(_passed(masks, steps, few, place + half) <= goal)
-        place += half * before
+        before: Any = _passed(masks, steps, few, place + half)
+        is_before: Any = np.int64(before <= goal)
+        place += half * is_before
+        passed = before if before <= goal else passed
         half >>= 1
-    return place, _passed(masks, steps, few, place)
+    return place, passed
 
 
 @compiled

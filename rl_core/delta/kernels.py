@@ -13,7 +13,7 @@ from rl_core.delta.words import Bytes, Ints, Longs, Words
 Units = NDArray[np.uint32]
 _U64: Final = np.uint64
 _NIBBLE: Final = np.uint64(15)  # the largest
-_UNIT: Final = np.uint64(2**32 - 1)
+_WHOLE: Final = np.uint64(15 + 255)  # from which a step is written in a word
 
 
 @compiled
@@ -141,23 +141,27 @@ def _split(
     """`full` is the largest word. Returns how many escapes and how many whole words there are."""
     small = 0
     large = 0
+    half = _U64(0)
     for i in range(differences.size):
         code = _code_of(_U64(differences[i]), full)
-        pairs[i >> 1] |= min(code, _U64(15)) << _U64(4 * (i & 1))
-        if code >= _U64(15):
-            rest = code - _U64(15)
-            escapes[small] = min(rest, _U64(255))
-            small += 1
-            if rest >= _U64(255):
-                words[large] = code
-                large += 1
+        if i & 1:
+            pairs[i >> 1] = half | min(code, _NIBBLE) << _U64(4)
+        half = min(code, _NIBBLE)
+        escapes[small] = min(code - _NIBBLE, _U64(255))
+        is_long: Any = code >= _NIBBLE  # written first and counted if it holds: cheaper than branching
+        small += is_long
+        if code >= _WHOLE:
+            words[large] = code
+            large += 1
+    if differences.size & 1:
+        pairs[differences.size >> 1] = half
     return small, large
 
 
 def split_differences(differences: Words) -> tuple[NDArray[np.uint8], NDArray[np.uint8], Words]:
     """Steps −1, +1, −2, … become codes 0, 1, 2, …: two a byte up to 14, then bytes, then words."""
-    pairs = np.zeros((differences.size + 1) // 2, np.uint8)
-    escapes, words = np.empty(differences.size, np.uint8), np.empty_like(differences)
+    pairs = np.empty((differences.size + 1) // 2, np.uint8)
+    escapes, words = np.empty(differences.size + 1, np.uint8), np.empty_like(differences)
     small, large = _split(differences, _full(differences), pairs, escapes, words)
     return pairs, escapes[:small], words[:large]
 
@@ -199,26 +203,24 @@ def _write_changes(
         following = positions[i] + 1
         held |= (gap & ((_U64(1) << _U64(low_bits)) - _U64(1))) << _U64(bits)
         bits += low_bits
+        low[packed] = held
         if bits >= 32:
-            low[packed] = held & _UNIT
             held >>= _U64(32)
             packed += 1
             bits -= 32
         high = gap >> _U64(low_bits)
         code = _code_of(_U64(differences[i]), full)
         symbols[i] = min(high, _NIBBLE) << _U64(4) | min(code, _NIBBLE)
-        if high >= _NIBBLE:
-            far[longer] = high - _NIBBLE
-            longer += 1
-        if code >= _NIBBLE:
-            rest = code - _NIBBLE
-            near[small] = min(rest, _U64(255))
-            small += 1
-            if rest >= _U64(255):
-                words[large] = code
-                large += 1
-    if bits:
-        low[packed] = held
+        far[longer] = high - _NIBBLE
+        is_far: Any = high >= _NIBBLE
+        longer += is_far
+        near[small] = min(code - _NIBBLE, _U64(255))
+        is_long: Any = code >= _NIBBLE
+        small += is_long
+        if code >= _WHOLE:
+            words[large] = code
+            large += 1
+    low[packed] = held
     return longer, small, large
 
 
@@ -230,12 +232,12 @@ def units_for(count: int, low_bits: int) -> int:
 def write_changes(positions: Ints, differences: Words, low_bits: int) -> tuple[Units, Bytes, Units, Bytes, Words]:
     """Ascending positions and steps of a frame, for `gaps.pack_extracted`, which tells what the five arrays are."""
     count = positions.size
-    low, symbols = np.empty(units_for(count, low_bits), np.uint32), np.empty(count, np.uint8)
-    far, near, words = np.empty(count, np.uint32), np.empty(count, np.uint8), np.empty_like(differences)
+    low, symbols = np.empty(units_for(count, low_bits) + 1, np.uint32), np.empty(count, np.uint8)
+    far, near, words = np.empty(count + 1, np.uint32), np.empty(count + 1, np.uint8), np.empty_like(differences)
     longer, small, large = _write_changes(
         positions, differences, _full(differences), low_bits, low, symbols, far, near, words
     )
-    return low, symbols, far[:longer], near[:small], words[:large]
+    return low[:-1], symbols, far[:longer], near[:small], words[:large]
 
 
 @compiled

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_core.delta.compiled import compiled
-from rl_core.delta.masks import AT_ONCE, ones, smaller
+from rl_core.delta.masks import AT_ONCE, differing, ones, smaller
 from rl_core.delta.words import Bytes, Longs, Words
 
 BINS: Final = 256
 CLASSES: Final = 7
 BLOCK: Final = AT_ONCE  # words
 ALL: Final = np.uint64(2**64 - 1)
-_TAKEN: Final = 64  # words of every so many are a sample
+_TAKEN: Final = AT_ONCE  # words of every so many are a sample
 _SAMPLED: Final = 4096  # words from one to the next of a sample that tells how magnitudes are distributed
 _CANDIDATES: Final = 48  # at most as many places where a class may begin
 _FEW: Final = 4  # classes that cost half the time of all
@@ -55,8 +55,21 @@ def count_bins(words: Words, of: int, bins: Longs) -> None:
 
 
 @compiled
+def count_changed(old: Words, new: Words, of: int) -> int:
+    """How many of that sample's words changed."""
+    count, whole = 0, old.size - AT_ONCE
+    for start in range(0, old.size, of):
+        if start <= whole:
+            count += ones(differing(old, new, start))
+        else:
+            for i in range(start, old.size):
+                count += old[i] != new[i]
+    return count
+
+
+@compiled
 def count_changed_bins(old: Words, new: Words, of: int, words: Longs, changed: Longs) -> None:
-    """The same into `words`, and add to `changed` [256] those of the words that changed."""
+    """Add the sample's bins to `words`, and add to `changed` [256] those of the words that changed."""
     for start in range(0, old.size, of):
         for i in range(start, min(start + _TAKEN, old.size)):
             where = magnitude_bin(old[i], old.itemsize)

@@ -59,10 +59,10 @@ def smaller(_: Any, words: Any, at: Any, low: Any) -> tuple[Any, Callable[..., A
 
 @intrinsic  # type: ignore[untyped-decorator]
 def lowest(_: Any, bits: Any) -> tuple[Any, Callable[..., Any]]:
-    """The number of the lowest bit that is set; one must be."""
+    """The number of the lowest bit that is set; 64 if none is."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), generate
 

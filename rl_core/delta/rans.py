@@ -189,6 +189,15 @@ def _starts(logarithms: Bytes) -> Units:
 
 
 @compiled
+def _has_tables(contexts: Bytes, whole: NDArray[np.bool_]) -> bool:
+    """Whether each context that occurs has a table."""
+    missing = 0
+    for context in contexts:
+        missing |= not whole[context]
+    return missing == 0
+
+
+@compiled
 def _lookup(starts: Units) -> Bytes:
     """The symbol of each part of a table [contexts, 2^bits]."""
     lookup = np.zeros((starts.shape[0], _TOTAL), np.uint8)
@@ -219,8 +228,7 @@ def read_numbers(reader: StreamReader, contexts: Bytes, *, kinds: int, bits: int
     if table.size != kinds * _symbols(bits) or table.max(initial=0) >= len(_WEIGHTS):
         raise DigestMismatch("a frame's tables are malformed; fetch it again")
     starts = _starts(table.reshape(kinds, -1))
-    used = np.bincount(contexts, minlength=kinds) > 0
-    if (starts[used, -1] != _TOTAL).any():
+    if not _has_tables(contexts, starts[:, -1] == _TOTAL):
         raise DigestMismatch("a frame's tables leave out what it uses; fetch it again")
     numbers = np.empty(contexts.size, np.uint64)
     if not _decode(coded, extra, contexts, starts, _lookup(starts), numbers):

@@ -81,7 +81,8 @@ def little_endian(stream: NDArray[Any]) -> NDArray[Any]:
 
 def from_little_endian(data: Bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
     """A stream's bytes as numbers, read-only, at an address that compiled loops may read them from."""
-    numbers = np.require(data.view(dtype.newbyteorder("<")), requirements="A").astype(dtype, copy=False)
+    numbers = data.view(dtype.newbyteorder("<"))
+    numbers = (numbers if numbers.flags.aligned else numbers.copy()).astype(dtype, copy=False)
     numbers.flags.writeable = False
     return numbers
 

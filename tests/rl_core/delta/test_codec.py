@@ -10,7 +10,7 @@ from written_modes import WRITTEN, encode_pieces
 from rl_core.delta import kernels
 from rl_core.delta.codec import FrameMode, Profile, decode_frame, encode_frame
 from rl_core.delta.frames import pieces_of, plan_frames
-from rl_core.delta.gaps import extract
+from rl_core.delta.gaps import extract, low_of
 from rl_core.delta.whole import encode_planes, encode_raw
 from rl_core.delta.words import words_of
 from rl_core.errors import DigestMismatch
@@ -322,6 +322,25 @@ def test_all_changes_are_found_wherever_stretches_end(sizes, density):
     before, after = np.concatenate(old), np.concatenate(new)
     assert changes.positions.tolist() == np.flatnonzero(before != after).tolist()
     assert changes.differences.tolist() == (after - before)[changes.positions].tolist()
+
+
+@pytest.mark.parametrize("sizes", [[1], [63, 65], [4096], [4097, 64 * 64 * 3 + 7], [70_000, 5, 80_001]])
+@pytest.mark.parametrize("share", [0.02, 0.9])
+def test_tiny_words_are_told_apart_wherever_stretches_end(sizes, share):
+    """Among them more than there was room for at first, and blocks of which nearly all words are tiny."""
+    rng, low = np.random.default_rng(7), low_of(100, np.dtype(np.uint16))
+    old = np.where(rng.random(sum(sizes)) < share, low - 1, low + 9).astype(np.uint16)
+    old |= rng.integers(0, 2, old.size, dtype=np.uint16) << 15
+    steps = rng.choice(np.array([0, 0, -9, 1, 9], np.int16), old.size).astype(np.uint16)
+    new, ends = old + steps, np.cumsum(sizes)[:-1]
+    found = extract(np.split(old, ends), np.split(new, ends), threshold=100)
+    tiny = (old & 0x7FFF) < low
+    stepped = tiny & ((new & 0x7FFF) < low) & (steps != 0)
+    listed = (steps != 0) & ~stepped
+    assert found.changes.positions.tolist() == np.flatnonzero(listed).tolist()
+    assert found.changes.differences.tolist() == steps[listed].tolist()
+    assert found.flags.tolist() == stepped[tiny].tolist()
+    assert found.small.tolist() == steps[stepped].tolist()
 
 
 def test_a_lone_change_of_a_very_long_frame_is_read():

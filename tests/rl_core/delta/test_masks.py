@@ -31,3 +31,4 @@ def test_each_bit_is_what_its_word_answers(word):
         assert first == np.flatnonzero(was != now)[0]
         assert count == np.count_nonzero(was != now)
         assert compare(old, new, at, word(sign))[1] == (1 << AT_ONCE) - 1
+        assert compare(old, old, at, low)[::2] == (0, AT_ONCE)
