@@ -34,7 +34,8 @@ class Publication:
     """A version on its way into the store: segments that wait, and those brought that no update has taken, by digest.
 
     `source` stays open until the publication is forgotten. `told` are those that `slots` may decode: from the first on,
-    without a gap. `over`: nothing of it is to be decoded ahead, and what was is to be taken back.
+    without a gap; `begun_by` those that began to. `over`: nothing of it is to be decoded ahead, and what was is to be
+    taken back.
     """
 
     version: VersionRef
@@ -46,6 +47,7 @@ class Publication:
     bytes: int = 0
     slots: frozenset[str] = frozenset()
     told: list[StandingSegment] = field(default_factory=list)
+    begun_by: set[str] = field(default_factory=set)
     over: bool = False
 
     def hear(self, one: StandingSegment) -> None:
@@ -78,11 +80,12 @@ class FetchAhead:
         self._listeners.append(changed)
 
     def drafted(self, slot: str, root: str) -> Publication | None:
-        """What a slot whose weights have this root may decode ahead."""
+        """What a slot whose weights have this root may begin to decode ahead."""
         with self._changed:
             for known in self._publications.values():
                 draft = known.told[0].draft if known.told else None
-                if not known.over and slot in known.slots and draft is not None and draft.base_root == root:
+                may = not known.over and slot in known.slots and slot not in known.begun_by
+                if may and draft is not None and draft.base_root == root:
                     return known
         return None
 

@@ -163,7 +163,6 @@ class DecodeAhead:
         self._spool = spool
         self._slot = slot
         self._hop: EarlyHop | None = None
-        self._done_with: Publication | None = None
 
     def due(self, root: str) -> bool:
         """Whether there is something to decode, or to take back. `root` is the shadow's, empty while it has none."""
@@ -200,7 +199,7 @@ class DecodeAhead:
 
     def _offered(self, root: str) -> Publication | None:
         found = self._ahead.drafted(self._slot, root)
-        if found is None or found is self._done_with or self._spool.path(found.told[0].segment.blake3) is None:
+        if found is None or self._spool.path(found.told[0].segment.blake3) is None:
             return None
         return found
 
@@ -209,7 +208,7 @@ class DecodeAhead:
         draft = found.told[0].draft if found is not None else None
         if found is None or draft is None:
             return
-        self._done_with = found  # once, whatever becomes of it
+        found.begun_by.add(self._slot)  # once, whatever becomes of it
         if draft.codec in KNOWN_CODECS:
             self._hop = EarlyHop(found, draft, take_shadow(), spool=self._spool)
 

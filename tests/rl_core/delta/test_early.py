@@ -25,7 +25,7 @@ from rl_core.delta.manifest import TensorRange
 from rl_core.delta.path import HopKind
 from rl_core.delta.root import leaf_hash
 from rl_core.delta.spool import Spool
-from rl_core.errors import DigestMismatch, ObjectMissing, StoreUnavailable
+from rl_core.errors import DigestMismatch, Interrupted, ObjectMissing, StoreUnavailable
 from rl_core.store import open_store
 from rl_core.types import VersionRef
 
@@ -286,6 +286,48 @@ def test_a_store_that_fails_under_the_rest_takes_it_back(world, replica):
     with pytest.raises(StoreUnavailable):
         reconcile(world.store, replica.shadow, world.next.target(), source=SegmentSource(Failing()), early=early)
     replica.stands()
+    replica.update(world.next.target(), world.next.weights)
+
+
+def test_an_update_that_is_interrupted_in_the_rest_takes_it_back(world, replica):
+    """Its target was replaced while segments were fetched after the commit."""
+    replica.tell(world.next, world.next.told[:4])
+    replica.work()
+    asked = []
+    source = SegmentSource(world.store, interrupted=lambda: len(asked) > 2 or asked.append(1))
+    with pytest.raises(Interrupted):
+        reconcile(world.store, replica.shadow, world.next.target(), source=source, early=replica.decoding.hand_over())
+    assert len(asked) == 3
+    replica.stands()
+    replica.update(world.side.target(), world.side.weights)
+
+
+def test_a_version_that_was_given_up_does_not_hide_another_of_its_base(world, replica):
+    told = world.next.told
+    lie = next(wrong_frames(told[2].frames, told[2].segment.size))
+    replica.tell(world.next, [*told[:2], msgspec.structs.replace(told[2], frames=lie)])
+    assert replica.work() == 4
+    replica.stands()
+    replica.tell(world.side, world.side.told)
+    assert replica.work() == 1 + len(world.side.told)
+    assert replica.work() == 0  # and the first is not begun again
+    replica.update(world.side.target(), world.side.weights)
+
+
+def test_two_slots_decode_one_publication_each_for_itself(world, replica):
+    other = DecodeAhead(replica.fetching, replica.spool, "candidate")
+    shadow = ShadowWeights.from_tensors(world.old, version=str(OLD), manifest_key=world.snapshot.manifest_key)
+    replica.tell(world.next, world.next.told, slots=("default", "candidate"))
+    replica.work(4)
+    while other.due("" if shadow.poisoned else shadow.root):
+        other.work(shadow.root, lambda: shadow)
+    replica.work()
+    source = SegmentSource(world.store, spool=replica.spool, ahead=replica.fetching)
+    early = other.hand_over()
+    assert len(early.segments) == len(replica.begun.segments) == len(world.next.told)
+    done = reconcile(world.store, shadow, world.next.target(), source=source, early=early)
+    assert (done.bytes_fetched, done.root) == (world.next.manifest.stored_bytes, shadow.root)
+    assert same_bits(shadow.tensors, world.next.weights)
     replica.update(world.next.target(), world.next.weights)
 
 
