@@ -242,7 +242,8 @@ class Scheduler:
         return self._paused is None or self._waiting.first.sampled > 0
 
     def _in_flight(self) -> list[ActiveSequence]:
-        return [*self._batch.members, *self._waiting]
+        with self._wake:  # a request may come just now
+            return [*self._batch.members, *self._waiting]
 
     def _drained(self) -> bool:
         return self._closing or not (self._batch.members or self._admissible())

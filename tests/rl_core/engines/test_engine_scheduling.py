@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import engine_factories as make
@@ -10,6 +12,8 @@ import pytest
 import torch
 
 from rl_core.engines.engine import Engine
+from rl_core.engines.request import ActiveSequence
+from rl_core.engines.waiting import Waiting
 from rl_core.errors import EngineBusy, EngineError, RequestRefused
 from rl_core.types import FinishReason, PauseMode
 
@@ -258,4 +262,17 @@ def test_a_long_prompt_does_not_stop_the_others(folder: Path) -> None:
     late = make.submit(engine, make.random_prompt(200, seed=1), max_tokens=1)
     late.future.result(60)
     assert running.sampled - before >= 40  # 200 tokens in chunks of 4, a decode step between any two
+    engine.close()
+
+
+def test_requests_may_come_while_the_queue_is_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(waiting: Waiting) -> Iterator[ActiveSequence]:
+        for sequence in waiting._queue:
+            time.sleep(0.001)
+            yield sequence
+
+    monkeypatch.setattr(Waiting, "__iter__", slowly)
+    engine = make.make_engine(folder, max_seqs=1)
+    sequences = [make.submit(engine, make.random_prompt(8, seed=n), max_tokens=4) for n in range(20)]
+    assert [len(sequence.future.result(60).token_ids) for sequence in sequences] == [4] * 20
     engine.close()
