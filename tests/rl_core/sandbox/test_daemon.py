@@ -12,7 +12,7 @@ import pytest
 from rl_core.errors import SpecError, WorldError
 from rl_core.sandbox.client import SandboxClient
 from rl_core.sandbox.protocol import RunLimits
-from tests.rl_core.sandbox.test_limits import settled
+from tests.rl_core.sandbox.test_limits import leftovers, settled
 from tests.rl_core.sandbox_process import REFUSED, ROOT, running_sandboxd, sandboxd_command
 
 
@@ -98,7 +98,8 @@ async def test_the_socket_is_private(sandboxd):
 async def test_killing_the_daemon_ends_its_runs_and_a_new_one_starts_clean(tmp_path):
     with running_sandboxd(tmp_path) as daemon:
         run = asyncio.create_task(daemon.client.run(code="import time; time.sleep(50)", limits=RunLimits(wall_s=60.0)))
-        await asyncio.sleep(1.0)
+        while (await daemon.client.health())["running"] != 1 or not leftovers(daemon):
+            await asyncio.sleep(0.05)
         daemon.process.send_signal(signal.SIGKILL)
         with pytest.raises(WorldError):
             await run

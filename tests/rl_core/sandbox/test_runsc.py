@@ -66,7 +66,6 @@ async def test_an_attack_is_held(gvisor, host, name):  # noqa: F811
 async def test_what_it_cannot_use_up(gvisor, code, changes, outcomes):
     result = await gvisor.client.run(code=code, limits=limits(**changes))
     assert result.outcome in outcomes, result
-    assert result.wall_s < 30
     assert await settled(gvisor) == []
 
 
