@@ -38,7 +38,7 @@ def note_what_came_ahead(run, settings, ahead):
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -155,7 +155,7 @@ async def roll(run: Run, *, slice_s: float = 20.0) -> RolloutGroup:
 
 
 async def until(holds) -> None:
-    for _ in range(200):
+    for _ in range(1200):
         if await sync_to_async(holds)():
             return
         await asyncio.sleep(0.05)

@@ -359,13 +359,13 @@ def test_of_two_conductors_one_decides_and_the_other_goes_on():
             with transaction.atomic():
                 run_lock(run.pk)
                 holding.set()
-                release.wait(10)
+                assert release.wait(60)
         finally:
             connection.close()
 
     thread = threading.Thread(target=hold)
     thread.start()
-    holding.wait(10)
+    assert holding.wait(60)
     assert run_advance(run.pk) is False
     assert not run.groups.exists()
     release.set()
@@ -425,7 +425,7 @@ def test_of_two_conductors_one_starts_a_run_on_the_same_clusters():
         run_advance(first.pk)  # started, and nobody sees it yet
         other = threading.Thread(target=look)
         other.start()
-        other.join(30)
+        other.join(60)
     assert not other.is_alive()
     run_advance(second.pk)
     states = dict(Run.objects.values_list("pk", "state"))

@@ -33,7 +33,7 @@ class GatewayWorld(LaneWorld):
         """Let an engine serve a version (all have the same weights under other names)."""
         with engine.control() as control:
             control.set_target(version=str(version), root=self.root, manifest="none/manifest.json", slot=slot)
-            assert control.wait_version(str(version), slot=slot, timeout_s=20).version == str(version)
+            assert control.wait_version(str(version), slot=slot, timeout_s=60).version == str(version)
 
     def place(self, url, *, name="serving-0", versions=None, token=server.INFERENCE_TOKEN):
         """A ready replica at `url` that holds `versions` by slot."""
@@ -93,7 +93,7 @@ async def generation_of(answer):
     return await Generation.objects.select_related("version").aget(id=text[-36:])
 
 
-async def until(condition, *, timeout_s=20.0):
+async def until(condition, *, timeout_s=60.0):
     """Wait for an asynchronous condition."""
     async with asyncio.timeout(timeout_s):
         while not await condition():

@@ -174,7 +174,7 @@ async def test_a_client_that_leaves_ends_the_generation(world, client, engine, s
     assert row.user_hash
 
 
-async def until_async(condition, *, timeout_s=20.0):
+async def until_async(condition, *, timeout_s=60.0):
     async with asyncio.timeout(timeout_s):
         while not await asyncio.to_thread(condition):
             await asyncio.sleep(0.005)

@@ -337,11 +337,20 @@ async def test_a_key_dies_with_its_session(client, elsewhere, end):
         await say(client, ASK)
 
 
-async def test_what_is_under_way_when_the_session_ends_is_not_kept(client, engine, chat, elsewhere):
-    engine.says = [Reply(tokens=chat.encode("slow words"), text="slow words", token_s=0.1)]
+async def test_what_is_under_way_when_the_session_ends_is_not_kept(client, engine, chat, elsewhere, monkeypatch):
+    began, over = asyncio.Event(), asyncio.Event()
+
+    async def hold_after_the_first(seconds, reader):
+        if began.is_set():
+            await over.wait()
+        began.set()
+
+    monkeypatch.setattr("benchmarks.scripted_engine._pause", hold_after_the_first)
+    engine.says = [Reply(tokens=chat.encode("slow words"), text="slow words")]
     under_way = asyncio.create_task(say(client, ASK))
-    await asyncio.sleep(0.4)
+    await began.wait()
     await sync_to_async(rollout_session_end)(session_id=elsewhere.session.pk, reason="over")
+    over.set()
     with pytest.raises(openai.APIStatusError) as caught:
         await under_way
     assert caught.value.status_code == 410
