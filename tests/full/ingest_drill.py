@@ -98,6 +98,11 @@ class Drill:
         for number in range(SENDERS):
             self._run(self._send, random.Random(seed + number))
 
+    def offer_further(self, events: int) -> None:
+        """Wait until so many further events are offered."""
+        due = len(self.offered) + events
+        self.machine.until(lambda: len(self.offered) >= due, what=f"{events} further events", timeout_s=600)
+
     def end_offering(self) -> None:
         """No further events; those that wait are still sent."""
         self._over.set()
@@ -112,7 +117,7 @@ class Drill:
         for thread in self._threads:
             thread.join(60)
         assert self._recorder is not None
-        said, _ = self._recorder.communicate(timeout=120)
+        said, _ = self._recorder.communicate(timeout=600)
         return said
 
     def _run(self, work: Callable[..., None], *arguments: Any) -> None:
@@ -185,8 +190,8 @@ class Drill:
         return set()
 
 
-def kill_at_random(drill: Drill, *, kills: int, seed: int, pause_s: tuple[float, float]) -> None:
-    """`kill -9` of whatever runs, so many times, each kind among them."""
+def kill_at_random(drill: Drill, *, kills: int, seed: int, events_between: tuple[int, int]) -> None:
+    """`kill -9` of whatever runs, so many times, each kind among them, with so many events offered after each."""
     machine, drawn = drill.machine, random.Random(seed)
     while sum(drill.killed.values()) < kills:
         victims = victims_of(machine)
@@ -198,7 +203,7 @@ def kill_at_random(drill: Drill, *, kills: int, seed: int, pause_s: tuple[float,
             pass  # it is being started again just now
         else:
             drill.killed[kind] += 1
-        time.sleep(drawn.uniform(*pause_s))
+        drill.offer_further(drawn.randint(*events_between))
 
 
 def victims_of(machine: Machine) -> dict[str, int]:

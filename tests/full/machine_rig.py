@@ -220,7 +220,7 @@ class Machine:
     def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         """A query, straight from PostgreSQL; where that is being started again, a little later."""
         url = msgspec.json.decode((self.state / "services.json").read_bytes())["database_url"]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while True:
             try:
                 with psycopg.connect(url, connect_timeout=5) as connection:

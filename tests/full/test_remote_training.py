@@ -67,7 +67,7 @@ def web() -> Iterator[str]:
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    assert up.wait(20)
+    assert up.wait(60)
     try:
         yield address[0]
     finally:

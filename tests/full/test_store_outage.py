@@ -58,6 +58,7 @@ def still_serves(replica, root):
         f"{replica.inference_url}/v1/generate",
         json={"prompt_token_ids": [5, 6, 7], "sampling": {"max_tokens": 3}},
         headers={"Authorization": f"Bearer {token}"},
+        timeout=60,
     )
     assert answer.status_code == 200, answer.text
     return slot
