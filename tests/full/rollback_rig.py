@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class Web:
         """As its supervisor ends it, or as `kill -9`."""
         if self._process is not None:
             (self._process.kill if kill else self._process.terminate)()
-            self._process.wait(30)
+            self._process.wait(60)
             self._process = None
 
 
@@ -139,12 +139,20 @@ class Served:
             self.turn()
             time.sleep(0.2)
 
+    def turn_until(self, holds: Callable[[], bool]) -> None:
+        """Turn until it holds."""
+        deadline = time.monotonic() + 180
+        while not holds():
+            assert time.monotonic() < deadline
+            self.turn()
+            time.sleep(0.2)
+
     def hold(self, slots: dict[WeightSlot, PolicyVersion]) -> None:
         """Let the replica load these versions."""
         for slot, version in slots.items():
             source = DesiredSource.PROMOTED if version == self.lane().promoted_version else DesiredSource.CANDIDATE
             slot_target(replica=self.world.replica, slot=slot, version=version, source=source, actor=ACTOR)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         rows = self.world.replica.slots
         while any(not rows.filter(slot=slot, current_version=version).exists() for slot, version in slots.items()):
             assert time.monotonic() < deadline, list(rows.values())

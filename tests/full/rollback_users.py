@@ -23,6 +23,11 @@ class Answer:
     generation: uuid.UUID
     version: str
 
+    @property
+    def begun_s(self) -> float:
+        """When the gateway took the request: a generation's id begins with the time (UUIDv7)."""
+        return (self.generation.int >> 80) / 1e3
+
 
 @dataclass
 class Crowd:
@@ -42,6 +47,10 @@ class Crowd:
             thread = threading.Thread(target=self._live, args=(f"user-{number}", self.doors[number % len(self.doors)]))
             thread.start()
             self._threads.append(thread)
+
+    def answered_since(self, since_s: float) -> int:
+        """How many users got an answer to what they asked after that."""
+        return len({answer.user for answer in list(self.answers) if answer.begun_s > since_s})
 
     def end(self) -> None:
         """Every user gets the answer that they wait for, and leaves. Raises what a user met that nobody should."""

@@ -60,6 +60,7 @@ def still_serves(engine: server.EngineProcess, root: str) -> None:
         f"{engine.url}/v1/generate",
         json={"prompt_token_ids": [5, 6, 7], "sampling": {"max_tokens": 3}},
         headers={"Authorization": f"Bearer {server.INFERENCE_TOKEN}"},
+        timeout=60,
     )
     assert answer.status_code == 200, answer.text
 
@@ -141,7 +142,7 @@ def test_a_full_disk_under_the_spool_is_a_warning(
         with engine.control() as control:
             told = [StandingRef(SegmentRef(segment.key, segment.size, segment.blake3)) for segment in segments]
             control.announce(AnnounceBody(version=VERSION, fence=0, segments=told))
-        make.wait_until(lambda: any((full_disk / "spool").glob("[0-9a-f]*")), timeout_s=20)
+        make.wait_until(lambda: any((full_disk / "spool").glob("[0-9a-f]*")), timeout_s=120)
         status = aim(engine, published)
         assert (status.version, status.root, status.error) == (VERSION, published.root, None)
         assert status.update is not None
@@ -161,17 +162,17 @@ def test_a_replica_killed_in_the_middle_goes_on_from_its_spool(
     start = partial(server.running_engine, folder, tmp_path / "state", store=url, spool=tmp_path / "spool")
     with start() as engine, engine.control() as control:
         control.set_target(
-            version=VERSION, root=published.root, manifest=published.manifest_key, limit_bytes_s=total / 15
+            version=VERSION, root=published.root, manifest=published.manifest_key, limit_bytes_s=total / 30
         )
 
         def half_way() -> bool:
             progress = control.status().slots["default"].progress
             return progress is not None and total / 3 < progress.done_bytes < total
 
-        make.wait_until(half_way, timeout_s=30)
+        make.wait_until(half_way, timeout_s=120)
         still_serves(engine, root)
         os.kill(engine.process.pid, signal.SIGKILL)
-        engine.process.wait(10)
+        engine.process.wait(60)
     with start() as engine:
         still_serves(engine, root)
         status = aim(engine, published)
