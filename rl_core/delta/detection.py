@@ -108,15 +108,15 @@ def find(
     """`find_changed` where words whose magnitude is below `low` before and after, tiny ones, are told apart.
 
     Changes of others are listed in `positions` and `differences`. Of tiny words, and of those that were so only before,
-    `flags` tells whether they are tiny still and changed; `small` has these differences. All four have one size and
+    `flags` tells whether they are tiny still and changed; `small`, which is as long, has these differences. All four
     are written on from where `found` says that they end. Returns where comparing ended, which is before the end when
-    they may not have room for `STRETCH` more words, and where they end now.
+    fewer than `STRETCH` more of either kind fit, and where they end now.
     """
     listed, stepped, tiny = found
-    places = np.empty(STRETCH + 2, np.int64)
+    places = np.empty(STRETCH, np.int64)
     blocks = old.size // AT_ONCE
     for first in range(at // AT_ONCE, blocks, AT_ONCE):
-        if positions.size - max(listed, tiny) <= STRETCH:
+        if positions.size - listed < STRETCH or flags.size - tiny < STRETCH:
             return first * AT_ONCE, (listed, stepped, tiny)
         count = 0
         for place in range(first * AT_ONCE, min(first + AT_ONCE, blocks) * AT_ONCE, AT_ONCE):
@@ -128,7 +128,7 @@ def find(
         stepped = _step(old, new, places[:count], low, tiny, stepped, small, flags)
         tiny += count
     rest = blocks * AT_ONCE
-    if positions.size - max(listed, tiny) <= old.size - rest:
+    if positions.size - listed < old.size - rest or flags.size - tiny < old.size - rest:
         return rest, (listed, stepped, tiny)
     count = 0
     for place in range(rest, old.size):

@@ -77,13 +77,15 @@ def extract(old: Pieces, new: Pieces, *, threshold: int = 0) -> Extracted:
         at = 0
         while at < before.size:
             at, found = detection.find(before, after, at, base, low, found, positions, differences, small, flags)
-            if at < before.size:
-                positions, differences = _longer(positions), _longer(differences)
-                small, flags = _longer(small), _longer(flags)
+            listed, stepped, tiny = found
+            if positions.size - listed < detection.STRETCH:
+                positions, differences = _longer(positions, listed), _longer(differences, listed)
+            if flags.size - tiny < detection.STRETCH:
+                small, flags = _longer(small, stepped), _longer(flags, tiny)
         base += before.size
     listed, stepped, tiny = found
-    changes = Changes(positions[:listed], differences[:listed])
-    return Extracted(changes, threshold, flags[:tiny].astype(np.bool_), small[:stepped])
+    changes = Changes(positions[:listed].copy(), differences[:listed].copy())
+    return Extracted(changes, threshold, flags[:tiny].astype(np.bool_), small[:stepped].copy())
 
 
 def _changes(old: Pieces, new: Pieces) -> Changes:
@@ -94,15 +96,15 @@ def _changes(old: Pieces, new: Pieces) -> Changes:
         while at < before.size:
             at, listed = detection.find_changed(before, after, at, base, listed, positions, differences)
             if at < before.size:
-                positions, differences = _longer(positions), _longer(differences)
+                positions, differences = _longer(positions, listed), _longer(differences, listed)
         base += before.size
     return Changes(positions[:listed], differences[:listed])
 
 
-def _longer(array: NDArray[Any]) -> NDArray[Any]:
+def _longer(array: NDArray[Any], used: int) -> NDArray[Any]:
     """The same with room for twice as much."""
     longer = np.empty(2 * array.size, array.dtype)
-    longer[: array.size] = array
+    longer[:used] = array[:used]
     return longer
 
 

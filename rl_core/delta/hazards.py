@@ -158,9 +158,7 @@ def _place(masks: Masks, steps: Longs, few: bool, goal: int) -> tuple[int, Any]:
     half = BLOCK // 2
     while half:
         before: Any = _passed(masks, steps, few, place + half)
-        is_before: Any = np.int64(before <= goal)
-        place += half * is_before
-        passed = before if before <= goal else passed
+        place, passed = (place + half, before) if before <= goal else (place, passed)
         half >>= 1
     return place, passed
 

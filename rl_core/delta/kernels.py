@@ -161,7 +161,7 @@ def _split(
 def split_differences(differences: Words) -> tuple[NDArray[np.uint8], NDArray[np.uint8], Words]:
     """Steps −1, +1, −2, … become codes 0, 1, 2, …: two a byte up to 14, then bytes, then words."""
     pairs = np.empty((differences.size + 1) // 2, np.uint8)
-    escapes, words = np.empty(differences.size + 1, np.uint8), np.empty_like(differences)
+    escapes, words = np.empty(differences.size, np.uint8), np.empty_like(differences)
     small, large = _split(differences, _full(differences), pairs, escapes, words)
     return pairs, escapes[:small], words[:large]
 
@@ -211,15 +211,15 @@ def _write_changes(
         high = gap >> _U64(low_bits)
         code = _code_of(_U64(differences[i]), full)
         symbols[i] = min(high, _NIBBLE) << _U64(4) | min(code, _NIBBLE)
-        far[longer] = high - _NIBBLE
-        is_far: Any = high >= _NIBBLE
-        longer += is_far
-        near[small] = min(code - _NIBBLE, _U64(255))
-        is_long: Any = code >= _NIBBLE
-        small += is_long
-        if code >= _WHOLE:
-            words[large] = code
-            large += 1
+        if high >= _NIBBLE:
+            far[longer] = high - _NIBBLE
+            longer += 1
+        if code >= _NIBBLE:
+            near[small] = min(code - _NIBBLE, _U64(255))
+            small += 1
+            if code >= _WHOLE:
+                words[large] = code
+                large += 1
     low[packed] = held
     return longer, small, large
 
@@ -233,7 +233,7 @@ def write_changes(positions: Ints, differences: Words, low_bits: int) -> tuple[U
     """Ascending positions and steps of a frame, for `gaps.pack_extracted`, which tells what the five arrays are."""
     count = positions.size
     low, symbols = np.empty(units_for(count, low_bits) + 1, np.uint32), np.empty(count, np.uint8)
-    far, near, words = np.empty(count + 1, np.uint32), np.empty(count + 1, np.uint8), np.empty_like(differences)
+    far, near, words = np.empty(count, np.uint32), np.empty(count, np.uint8), np.empty_like(differences)
     longer, small, large = _write_changes(
         positions, differences, _full(differences), low_bits, low, symbols, far, near, words
     )

@@ -190,7 +190,7 @@ def _starts(logarithms: Bytes) -> Units:
 
 @compiled
 def _has_tables(contexts: Bytes, whole: NDArray[np.bool_]) -> bool:
-    """Whether each context that occurs has a table."""
+    """Whether each context that occurs, all below the number of tables, has one."""
     missing = 0
     for context in contexts:
         missing |= not whole[context]

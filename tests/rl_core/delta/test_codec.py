@@ -1,4 +1,5 @@
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ from rl_core.delta import kernels
 from rl_core.delta.codec import FrameMode, Profile, decode_frame, encode_frame
 from rl_core.delta.frames import pieces_of, plan_frames
 from rl_core.delta.gaps import extract, low_of
+from rl_core.delta.magnitudes import BINS, count_changed, count_changed_bins
+from rl_core.delta.rans import pack_numbers, read_numbers
+from rl_core.delta.streams import StreamReader
 from rl_core.delta.whole import encode_planes, encode_raw
 from rl_core.delta.words import words_of
 from rl_core.errors import DigestMismatch
@@ -324,23 +328,46 @@ def test_all_changes_are_found_wherever_stretches_end(sizes, density):
     assert changes.differences.tolist() == (after - before)[changes.positions].tolist()
 
 
-@pytest.mark.parametrize("sizes", [[1], [63, 65], [4096], [4097, 64 * 64 * 3 + 7], [70_000, 5, 80_001]])
-@pytest.mark.parametrize("share", [0.02, 0.9])
-def test_tiny_words_are_told_apart_wherever_stretches_end(sizes, share):
-    """Among them more than there was room for at first, and blocks of which nearly all words are tiny."""
-    rng, low = np.random.default_rng(7), low_of(100, np.dtype(np.uint16))
-    old = np.where(rng.random(sum(sizes)) < share, low - 1, low + 9).astype(np.uint16)
-    old |= rng.integers(0, 2, old.size, dtype=np.uint16) << 15
-    steps = rng.choice(np.array([0, 0, -9, 1, 9], np.int16), old.size).astype(np.uint16)
+@pytest.mark.parametrize("word", WIDTHS)
+@pytest.mark.parametrize("sizes", [[1], [63, 65], [4096], [4097, 12_295], [61_439, 4_159], [70_000, 5, 80_001]])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.9, 1.0])
+def test_tiny_words_are_told_apart_wherever_stretches_end(word, sizes, share):
+    """Among them more than there was room for at first, and so many that what is left of it is just too short."""
+    rng, low, sign = np.random.default_rng(7), low_of(100, np.dtype(word)), 1 << (8 * np.dtype(word).itemsize - 1)
+    old = np.where(rng.random(sum(sizes)) < share, word(low - 1), word(low + 9))
+    old |= word(sign) * rng.integers(0, 2, old.size).astype(word)
+    steps = rng.choice(np.array([0, 0, -9, 1, 9]).astype(word), old.size)
     new, ends = old + steps, np.cumsum(sizes)[:-1]
     found = extract(np.split(old, ends), np.split(new, ends), threshold=100)
-    tiny = (old & 0x7FFF) < low
-    stepped = tiny & ((new & 0x7FFF) < low) & (steps != 0)
+    tiny, still = ((words & word(sign - 1)) < low for words in (old, new))
+    stepped = tiny & still & (steps != 0)
     listed = (steps != 0) & ~stepped
     assert found.changes.positions.tolist() == np.flatnonzero(listed).tolist()
     assert found.changes.differences.tolist() == steps[listed].tolist()
     assert found.flags.tolist() == stepped[tiny].tolist()
     assert found.small.tolist() == steps[stepped].tolist()
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 64 * 9 + 7])
+def test_a_sample_counts_the_changes_that_its_bins_count(size):
+    rng = np.random.default_rng(3)
+    old = rng.integers(0, 65536, size, dtype=np.uint16)
+    new = old + (rng.random(size) < 0.4).astype(np.uint16)
+    new[-1] += 5
+    for of in (64, 192, 576):
+        words, changed = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
+        count_changed_bins(old, new, of, words, changed)
+        assert count_changed(old, new, of) == changed.sum() > 0
+
+
+def test_numbers_in_a_context_without_a_table_are_refused():
+    contexts = np.array([0, 1, 0, 1], np.uint8)
+    packed = pack_numbers(np.array([1, 2, 3, 4], np.uint64), contexts, kinds=2, bits=16)
+    read = partial(read_numbers, kinds=2, bits=16)
+    assert read(StreamReader(packed, limit_bytes=4096), contexts).tolist() == [1, 2, 3, 4]
+    only_first = pack_numbers(np.array([1, 2], np.uint64), contexts[::2], kinds=2, bits=16)
+    with pytest.raises(DigestMismatch, match="leave out"):
+        read(StreamReader(only_first, limit_bytes=4096), contexts)
 
 
 def test_a_lone_change_of_a_very_long_frame_is_read():
