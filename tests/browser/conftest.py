@@ -29,7 +29,7 @@ from tests.plugin import TEST_DATABASE
 CHROMIUM = Path("/usr/bin/chromium")
 INSTALL = "Chromium is missing: apt-get update && apt-get install -y chromium"
 MODEL_FOLDER = Path(__file__).resolve().parents[2] / "var" / "models" / "smollm2-135m-instruct"
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 120
 
 # Playwright's synchronous API runs an event loop in this thread, which Django takes for an asynchronous caller. Tests
 # touch rows in another thread (`backstage`); what is left here is the flush between tests.
@@ -45,7 +45,9 @@ def chromium() -> Iterator[Browser]:
         pytest.skip(INSTALL)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+            executable_path=str(CHROMIUM),
+            args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"],
+            timeout=120_000,
         )
         yield browser
         browser.close()
@@ -92,7 +94,7 @@ def server(transactional_db, tmp_path, settings) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
         log.close()
     written = (tmp_path / "web.log").read_text()
     assert "Internal Server Error" not in written, written[-4000:]
@@ -187,7 +189,7 @@ def backstage(server: str) -> Iterator[Backstage]:
     """Runs a function that touches rows, in a thread that the browser's event loop is not in."""
     with ThreadPoolExecutor(1) as thread:
         yield lambda work: thread.submit(work).result(timeout=120)
-        thread.submit(connections.close_all).result(timeout=20)
+        thread.submit(connections.close_all).result(timeout=60)
 
 
 @pytest.fixture

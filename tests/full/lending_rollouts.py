@@ -32,6 +32,7 @@ class Rollouts:
     sessions: int = 8
     tokens: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    tries: Counter[int] = field(default_factory=Counter)  # that are over, by session
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _error: BaseException | None = None
@@ -66,7 +67,9 @@ class Rollouts:
                 return oldest
 
             oldest = await refresh()
-            sessions = [asyncio.create_task(self._session(pool, lambda: oldest)) for _ in range(self.sessions)]
+            sessions = [
+                asyncio.create_task(self._session(pool, lambda: oldest, number)) for number in range(self.sessions)
+            ]
             while not self._over.is_set():
                 await asyncio.sleep(0.3)
                 oldest = await refresh()
@@ -77,7 +80,7 @@ class Rollouts:
     def _look(self) -> tuple[list[Place], VersionRef | None]:
         return places({self.run.project_id}), oldest_allowed(self.run.lineage_id, STALENESS)
 
-    async def _session(self, pool: ReplicaPool, oldest) -> None:  # type: ignore[no-untyped-def]
+    async def _session(self, pool: ReplicaPool, oldest, number: int) -> None:  # type: ignore[no-untyped-def]
         while not self._over.is_set():
             need = Need(_plan(self.run), oldest())
             try:
@@ -86,12 +89,14 @@ class Rollouts:
                 )
             except (EngineBusy, VersionUnavailable, EngineUnreachable) as error:
                 self.refused[error.code] += 1
+                self.tries[number] += 1
                 await asyncio.sleep(0.05)
                 continue
             except EngineError as error:
                 raise AssertionError(f"a rollout met {error}") from error
             for span in generated.spans:
                 self.tokens[span.version] += span.end - span.start
+            self.tries[number] += 1
 
 
 def _plan(run: Run) -> RolloutPlan:

@@ -111,7 +111,7 @@ def train(run: Run, weights: dict, number: int) -> PolicyVersion:
 
 
 def turn_until(served: Served, condition) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < deadline, list(Loan.objects.values())
         leases_sweep()
@@ -146,6 +146,10 @@ def test_no_user_meets_a_training_version_while_a_replica_is_lent_and_returned(t
                 replica_return(replica=replica, actor=TESTER, reason="users come back")
                 turn_until(served, lambda: not Loan.objects.exclude(state=LoanState.RETURNED).exists())
                 assert not replica.slots.filter(current_version__lineage=run.lineage).exists()
+                tried = rollouts.tries.copy()  # what was answered before the return is told by then
+                turn_until(
+                    served, lambda before=tried: all(rollouts.tries[n] > before[n] for n in range(rollouts.sessions))
+                )
                 told = sum(rollouts.tokens.values())
                 served.turn_for(0.5)
                 assert sum(rollouts.tokens.values()) == told  # nothing rolls out on what was returned
