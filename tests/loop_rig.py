@@ -86,7 +86,7 @@ class Rig:
             work_on(unit.pk, WORK[unit.kind])
         return bool(units)
 
-    def run_to_end(self, run: Run, *, timeout_s: float = 120.0, each: Callable[[Run], None] | None = None) -> Run:
+    def run_to_end(self, run: Run, *, timeout_s: float = 240.0, each: Callable[[Run], None] | None = None) -> Run:
         """Turn until the run has ended."""
         deadline = time.monotonic() + timeout_s
         while run.finished_at is None:
@@ -99,7 +99,7 @@ class Rig:
         assert run.state == RunState.COMPLETED, run.state_reason
         return run
 
-    def wait_ready(self, *, timeout_s: float = 60.0) -> None:
+    def wait_ready(self, *, timeout_s: float = 180.0) -> None:
         """Until every engine answers."""
         deadline = time.monotonic() + timeout_s
         replicas = Replica.objects.filter(cluster__project=self.project)
