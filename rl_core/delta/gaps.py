@@ -76,12 +76,12 @@ def extract(old: Pieces, new: Pieces, *, threshold: int = 0) -> Extracted:
     for before, after in zip(old, new, strict=True):
         at = 0
         while at < before.size:
-            at, found = detection.find(before, after, at, base, low, found, positions, differences, small, flags)
             listed, stepped, tiny = found
             if positions.size - listed < detection.STRETCH:
                 positions, differences = _longer(positions, listed), _longer(differences, listed)
             if flags.size - tiny < detection.STRETCH:
                 small, flags = _longer(small, stepped), _longer(flags, tiny)
+            at, found = detection.find(before, after, at, base, low, found, positions, differences, small, flags)
         base += before.size
     listed, stepped, tiny = found
     changes = Changes(positions[:listed].copy(), differences[:listed].copy())

@@ -14,6 +14,7 @@ Units = NDArray[np.uint32]
 _U64: Final = np.uint64
 _NIBBLE: Final = np.uint64(15)  # the largest
 _WHOLE: Final = np.uint64(15 + 255)  # from which a step is written in a word
+_UNIT: Final = np.uint64(2**32 - 1)
 
 
 @compiled
@@ -177,7 +178,7 @@ def _join(pairs: NDArray[np.uint8], escapes: NDArray[np.uint8], words: Words, fu
                 return False
             code += _U64(escapes[small])
             small += 1
-            if code == _U64(270):
+            if code == _WHOLE:
                 if large == words.size:
                     return False
                 code = _U64(words[large])
@@ -203,8 +204,8 @@ def _write_changes(
         following = positions[i] + 1
         held |= (gap & ((_U64(1) << _U64(low_bits)) - _U64(1))) << _U64(bits)
         bits += low_bits
-        low[packed] = held
         if bits >= 32:
+            low[packed] = held & _UNIT
             held >>= _U64(32)
             packed += 1
             bits -= 32
@@ -220,7 +221,8 @@ def _write_changes(
             if code >= _WHOLE:
                 words[large] = code
                 large += 1
-    low[packed] = held
+    if bits:
+        low[packed] = held
     return longer, small, large
 
 
@@ -232,12 +234,12 @@ def units_for(count: int, low_bits: int) -> int:
 def write_changes(positions: Ints, differences: Words, low_bits: int) -> tuple[Units, Bytes, Units, Bytes, Words]:
     """Ascending positions and steps of a frame, for `gaps.pack_extracted`, which tells what the five arrays are."""
     count = positions.size
-    low, symbols = np.empty(units_for(count, low_bits) + 1, np.uint32), np.empty(count, np.uint8)
+    low, symbols = np.empty(units_for(count, low_bits), np.uint32), np.empty(count, np.uint8)
     far, near, words = np.empty(count, np.uint32), np.empty(count, np.uint8), np.empty_like(differences)
     longer, small, large = _write_changes(
         positions, differences, _full(differences), low_bits, low, symbols, far, near, words
     )
-    return low[:-1], symbols, far[:longer], near[:small], words[:large]
+    return low, symbols, far[:longer], near[:small], words[:large]
 
 
 @compiled
@@ -267,7 +269,7 @@ def _read_changes(
                 return False
             code += _U64(near[small])
             small += 1
-            if code == _NIBBLE + _U64(255):
+            if code == _WHOLE:
                 if large == words.size:
                     return False
                 code = _U64(words[large])

@@ -55,7 +55,6 @@ def drill(machine):
         f"{len(drill.offered)} events offered, {offered / lasted_s:.0f} a second while kills went on; "
         f"refusals on the way: {dict(drill.refused)}\n"
     )
-    assert offered >= KILLS * EVENTS_BETWEEN[0]
     return drill
 
 

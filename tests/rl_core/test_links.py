@@ -36,12 +36,11 @@ def test_what_was_measured_in_one_profile_says_the_same_as_in_the_other():
         assert choose_profile(fast, link).profile is choose_profile(SHIPPED, link).profile
 
 
-def test_the_ratios_are_about_those_that_were_measured():
-    """They differ from machine to machine, and with how many weights change."""
+def test_the_ratios_are_those_that_were_measured():
     figures = json.loads(Path("benchmarks/data/codec.json").read_text())
     assert figures["small_ratio_3e6"] / figures["fast_ratio_3e6"] == pytest.approx(FAST_BYTES, rel=0.15)
     for name, ours in (("encode", FAST_ENCODE), ("decode", FAST_DECODE)):
         sparse, dense = (
             figures[f"small_{name}_vs_memcpy{at}"] / figures[f"fast_{name}_vs_memcpy{at}"] for at in ("", "_dense")
         )
-        assert 0.75 * min(sparse, dense) < ours < max(sparse, dense) / 0.75
+        assert min(sparse, dense) < ours < max(sparse, dense)

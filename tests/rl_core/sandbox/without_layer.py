@@ -88,16 +88,17 @@ class WatchedGroup:
         return "cgroup kill" in self.off or self.inner.kill()
 
     def remove(self) -> bool:
-        self.survivors = max(self.survivors, self.asleep())
+        self.survivors = max(self.survivors, self.alive())
         return self.inner.kill() and self.inner.remove()
 
-    def asleep(self) -> int:
-        """Processes that sleep, once none of them runs: one that was killed, or held back, runs until it is gone."""
+    def alive(self) -> int:
+        """Processes that sleep or run on. One that was killed or held back runs a while before it is gone or sleeps."""
         deadline = time.monotonic() + 20
         while True:
             states = [state_of(int(pid)) for pid in Path(self.inner.doors()[0]).read_text().split()]
-            if not {"R", "D"} & set(states) or time.monotonic() > deadline:
-                return states.count("S")
+            running = [state for state in states if state in ("R", "D")]
+            if not running or time.monotonic() > deadline:
+                return states.count("S") + len(running)
             time.sleep(0.01)
 
 
