@@ -43,3 +43,8 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     with suppress(RuntimeError):  # no folder that may be written to
         dispatcher._cache = _SparingCache(function)
     return cast(Callable[P, R], dispatcher)
+
+
+def inlined(function: Callable[P, R]) -> Callable[P, R]:
+    """`compiled`, for a part of loops that is to be put into them, where what is constant there is worked out."""
+    return cast(Callable[P, R], numba.njit(nogil=True, forceinline=True)(function))

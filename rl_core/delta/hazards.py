@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_core.delta.compiled import compiled
+from rl_core.delta.compiled import compiled, inlined
 from rl_core.delta.magnitudes import BLOCK, CLASSES, Masks, are_few, classes_below, last_block
 from rl_core.delta.masks import ones
 from rl_core.delta.rans import LOW, Units, close, push
@@ -30,7 +30,10 @@ _GUESS_BITS: Final = 11
 _PIECES: Final = 16  # of even chance to a halving
 _HALVINGS: Final = 5  # that the table spans; a longer way is an escape for each further span
 _SPAN: Final = _HALVINGS * HALVING
+_NEVER: Final = 1 << 62  # more hazard than words have
 _U64: Final = np.uint64
+
+Steps = tuple[Any, Any, Any, Any, Any, Any, Any]
 
 
 def _table() -> tuple[NDArray[np.uint64], NDArray[np.uint64], Bytes]:
@@ -58,14 +61,14 @@ def _chance_below(hazard: int) -> Any:
 
 
 @compiled
-def _steps(hazards: Longs) -> Longs:
+def _steps(hazards: Longs) -> Steps:
     """By how much the hazard of each class exceeds that of the next; the last class has none."""
-    steps = np.append(hazards, np.int64(0))
-    return steps[:-1] - steps[1:]
+    h0, h1, h2, h3, h4, h5, h6 = hazards
+    return h0 - h1, h1 - h2, h2 - h3, h3 - h4, h4 - h5, h5 - h6, h6
 
 
 @compiled
-def _passed(masks: Masks, steps: Longs, few: bool, count: int) -> Any:
+def _passed(masks: Masks, steps: Steps, few: bool, count: int) -> Any:
     """The hazard of the first words of a block, of whose classes `masks` tell."""
     inside = (_U64(count < BLOCK) << _U64(count % BLOCK)) - _U64(1)
     total = steps[0] * ones(masks[0] & inside) + steps[1] * ones(masks[1] & inside) + steps[2] * ones(masks[2] & inside)
@@ -151,8 +154,8 @@ def _read_way(state: Any, coded: Units, at: int) -> tuple[Any, int, int, Any]:
     return state, at, spans, (piece << _PIECE_BITS) + inside_piece(chance - _BEGINS[piece], piece)
 
 
-@compiled
-def _place(masks: Masks, steps: Longs, few: bool, goal: int) -> tuple[int, Any]:
+@inlined
+def _place(masks: Masks, steps: Steps, few: bool, goal: int) -> tuple[int, Any]:
     """The word of a block at which the hazard passes `goal`, and the hazard of those before it. Without branching."""
     place, passed = 0, np.int64(0)
     half = BLOCK // 2
@@ -174,7 +177,7 @@ def _kind(masks: Masks, place: int) -> Any:
 @compiled
 def begin_places(coded: Units, changes: int, carried: NDArray[np.uint64], progress: Longs) -> None:
     """What `find_places` goes on from in the first piece. There must be two of `coded`."""
-    state, at, spans, way = (_U64(coded[0]) << _U64(32)) | _U64(coded[1]), 2, 0, np.int64(0)
+    state, at, spans, way = (_U64(coded[0]) << _U64(32)) | _U64(coded[1]), 2, 0, np.int64(_NEVER)
     if changes:
         state, at, spans, way = _read_way(state, coded, at)
     carried[0] = state
@@ -194,20 +197,31 @@ def find_places(
 ) -> None:
     """The changes that lie in these words: positions and classes, written on from where the piece before ended.
 
-    `carried` is the coder's state; `progress` how many units it has taken (more than there are: they end early),
-    changes found, where the way to the next one begins, and the hazard that it passes; both from these words on.
+    There is room for as many as `begin_places` was told of. `carried` is the coder's state; `progress` how many units
+    it has taken (more than there are: they end early), changes found, where the way to the next one begins, and the
+    hazard that it passes; both from these words on.
     """
+    if are_few(lows):  # the loop is compiled for each, without what this one does not need
+        _find_places(words, lows, True, hazards, coded, carried, progress, positions, kinds)
+    else:
+        _find_places(words, lows, False, hazards, coded, carried, progress, positions, kinds)
+
+
+@inlined
+def _find_places(
+    words: Words, lows: Words, few: bool, hazards: Longs, coded: Units, carried: NDArray[np.uint64], progress: Longs,
+    positions: Ints, kinds: Bytes,
+) -> None:  # fmt: skip
     state = carried[0]
     at, found, origin, goal = progress
-    few, steps = are_few(lows), _steps(hazards)
-    rest = last_block(words)
+    steps, rest = _steps(hazards), last_block(words)
     for first in range(0, words.size, BLOCK):
         if first + BLOCK <= words.size:
             masks = classes_below(words, first, lows, few)
         else:
             masks = classes_below(rest, 0, lows, few)
         total = _passed(masks, steps, few, min(BLOCK, words.size - first))
-        while found < positions.size and total > goal and at <= coded.size:
+        while total > goal:
             place, passed = _place(masks, steps, few, goal)
             kind = _kind(masks, place)
             positions[found] = first + place
@@ -216,11 +230,11 @@ def find_places(
             start = _chance_below(max(passed - origin, 0))
             passed += hazards[kind]
             state, at = _pull(state, start, _chance_below(passed - origin) - start, coded, at)
-            origin = passed
+            origin, goal = passed, _NEVER
             if found < positions.size:
                 state, at, spans, way = _read_way(state, coded, at)
                 origin += spans * _SPAN
-                goal = origin + way
+                goal = origin + way if at <= coded.size else _NEVER
         origin -= total
         goal -= total
     carried[0] = state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,9 @@ class Changes:
 
     def by_piece(self, pieces: Pieces) -> Iterator[tuple[Words, Ints, slice[Any, Any, Any]]]:
         """Each piece, the positions in it of the changes there, and which changes these are."""
-        ends = np.cumsum([piece.size for piece in pieces])
-        cuts = np.searchsorted(self.positions, np.append(0, ends))
-        for words, end, low, high in zip(pieces, ends, cuts, cuts[1:], strict=False):
+        ends = [*accumulate(piece.size for piece in pieces)]
+        cuts = self.positions.searchsorted(ends).tolist()
+        for words, end, low, high in zip(pieces, ends, [0, *cuts], cuts, strict=False):
             yield words, self.positions[low:high] - np.int32(end - words.size), slice(low, high)
 
 
