@@ -10,13 +10,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from rl_core.delta.classes import decode_class_gap_ulp
 from rl_core.delta.contexts import decode_hazard, encode_hazard
-from rl_core.delta.gaps import choose_threshold, decode_rice_ulp, decode_tiny_gap_ulp, extract, pack_extracted
+from rl_core.delta.gaps import (
+    Extracted,
+    choose_threshold,
+    decode_rice_ulp,
+    decode_tiny_gap_ulp,
+    extract,
+    pack_extracted,
+)
 from rl_core.delta.patches import Patch, Pieces
 from rl_core.delta.sparse import decode_gap_ulp
 from rl_core.delta.streams import FixedStreamReader, StreamReader
@@ -60,24 +68,26 @@ def encode_frame(*, old: Pieces | None, new: Pieces, profile: Profile = Profile.
     """Encode one frame, pieces laid end to end. `old` None means that the receiver has nothing to patch."""
     if old is None or [(a.size, a.dtype) for a in old] != [(a.size, a.dtype) for a in new]:
         return _whole(new, changes=sum(piece.size for piece in new))
-    found = _patch(old, new, profile=profile)
-    if len(found.payload) * _TRY_WHOLE > sum(piece.nbytes for piece in new):
-        whole = _whole(new, changes=found.changes)
-        if len(whole.payload) < len(found.payload):
-            return whole
-    return found
+    found = extract(old, new, threshold=choose_threshold(old, new) if profile is Profile.FAST else 0)
+    return encode_found(found, profile, words=sum(piece.size for piece in new), old=lambda: old, new=lambda: new)
 
 
-def _patch(old: Pieces, new: Pieces, *, profile: Profile) -> EncodedFrame:
-    threshold = choose_threshold(old, new) if profile is Profile.FAST else 0
-    found = extract(old, new, threshold=threshold)
+def encode_found(
+    found: Extracted, profile: Profile, *, words: int, old: Callable[[], Pieces], new: Callable[[], Pieces]
+) -> EncodedFrame:
+    """Encode a frame of so many words from what detection found. `old` and `new` are asked for only where needed."""
     payloads: dict[FrameMode, bytes] = {}
     if profile is Profile.SMALL and found.count:
-        payloads[FrameMode.HAZARD] = encode_hazard(found.changes, old)
+        payloads[FrameMode.HAZARD] = encode_hazard(found.changes, old())
     if profile is Profile.FAST or found.count < _TRY_PLAIN:
-        payloads[FrameMode.RICE_ULP] = pack_extracted(found, sum(piece.size for piece in new))
+        payloads[FrameMode.RICE_ULP] = pack_extracted(found, words)
     mode = min(payloads, key=lambda mode: len(payloads[mode]))
-    return EncodedFrame(mode, payloads[mode], found.count)
+    patch = EncodedFrame(mode, payloads[mode], found.count)
+    if len(patch.payload) * _TRY_WHOLE > words * found.small.itemsize:
+        whole = _whole(new(), changes=found.count)
+        if len(whole.payload) < len(patch.payload):
+            return whole
+    return patch
 
 
 def _whole(new: Pieces, *, changes: int) -> EncodedFrame:

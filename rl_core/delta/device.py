@@ -1,4 +1,4 @@
-"""What the `fast` profile extracts, on the device that holds the weights: only what the payload is made of leaves it.
+"""Detection on the device that holds the weights, so that only what changed leaves it.
 
 The same integers as `gaps.extract` finds, by torch operations that CPUs and GPUs share; the payloads are equal byte for
 byte. Words are compared as signed integers of their width, which torch can do everywhere; bits are bits.
@@ -13,11 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl_core.delta.codec import EncodedFrame, FrameMode
-from rl_core.delta.gaps import Extracted, low_of, pack_extracted
+from rl_core.delta.codec import EncodedFrame, Profile, encode_found, encode_frame
+from rl_core.delta.gaps import Extracted, low_of, sample_step, threshold_of
+from rl_core.delta.magnitudes import TAKEN
 from rl_core.delta.patches import Changes, Patch
+from rl_core.delta.words import Words
 from rl_core.errors import ModelError
 
+_HOST: Final = torch.device("cpu")
 _SIGNED: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -58,11 +61,46 @@ def extract_on_device(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor], 
     return Extracted(changes, threshold, _fetched(flags), _fetched(small).view(word))
 
 
-def encode_on_device(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor], *, threshold: int = 0) -> EncodedFrame:
-    """One frame of the `fast` profile, as `codec.encode_frame` writes it."""
-    found = extract_on_device(old, new, threshold=threshold)
-    payload = pack_extracted(found, sum(piece.numel() for piece in new))
-    return EncodedFrame(FrameMode.RICE_ULP, payload, found.count)
+def encode_where_they_are(
+    old: Sequence[torch.Tensor] | None,
+    new: Sequence[torch.Tensor],
+    *,
+    profile: Profile,
+    on_device: bool | None = None,
+) -> EncodedFrame:
+    """One frame, byte for byte as `codec.encode_frame` writes it, of pieces as `device_words` gives them.
+
+    Pieces that all lie on one GPU (with `on_device`, on whatever device) are compared there. With `fast`, what leaves
+    it then is what the payload is made of; with `small` the old words do as well, whose magnitudes its coder counts,
+    and new words do where a patch would be nearly as large.
+    """
+    devices = {piece.device for piece in (*(old or ()), *new)}
+    if on_device is None:
+        on_device = len(devices) == 1 and not devices <= {_HOST}
+    if old is None or not on_device:
+        return encode_frame(old=None if old is None else _words(old), new=_words(new), profile=profile)
+    return encode_found(
+        extract_on_device(old, new, threshold=_choose_threshold(old, new) if profile is Profile.FAST else 0),
+        profile,
+        words=sum(piece.numel() for piece in new),
+        old=lambda: _words(old),
+        new=lambda: _words(new),
+    )
+
+
+def _choose_threshold(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> int:
+    """`gaps.choose_threshold`, of a sample that is cut out where the words are."""
+    of = sample_step(sum(piece.numel() for piece in new))
+    return threshold_of(
+        _words([_sample(piece, of) for piece in old]), _words([_sample(piece, of) for piece in new]), TAKEN
+    )
+
+
+def _sample(words: torch.Tensor, of: int) -> torch.Tensor:
+    """`TAKEN` of every `of` words."""
+    starts = torch.arange(0, words.numel(), of, device=words.device)
+    places = (starts[:, None] + torch.arange(TAKEN, device=words.device)).reshape(-1)
+    return words[places[places < words.numel()]]
 
 
 def apply_on_device(patch: Patch, words: torch.Tensor) -> None:
@@ -74,6 +112,11 @@ def apply_on_device(patch: Patch, words: torch.Tensor) -> None:
     else:
         where = torch.from_numpy(patch.positions.astype(np.int64)).to(words.device)
         words[where] += values
+
+
+def _words(pieces: Sequence[torch.Tensor]) -> list[Words]:
+    """Pieces as codecs read them, in the host's memory."""
+    return [piece.cpu().numpy().view(f"u{piece.element_size()}") for piece in pieces]
 
 
 def _fetched(parts: list[torch.Tensor]) -> NDArray[Any]:

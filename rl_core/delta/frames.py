@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import torch
 
 from rl_core.delta.manifest import FRAME_BYTES, TensorRange
 from rl_core.delta.words import Words
+
+_Flat = TypeVar("_Flat", Words, torch.Tensor)
 
 
 def plan_frames(
@@ -32,6 +37,6 @@ def plan_frames(
     return frames
 
 
-def pieces_of(ranges: Sequence[TensorRange], words: Sequence[Words]) -> list[Words]:
+def pieces_of(ranges: Sequence[TensorRange], words: Sequence[_Flat]) -> list[_Flat]:
     """Views of a frame's words, one per range. `words` holds the whole tensors, by table index."""
     return [words[piece.tensor][piece.start : piece.start + piece.count] for piece in ranges]

@@ -110,7 +110,16 @@ def _longer(array: NDArray[Any], used: int) -> NDArray[Any]:
 
 def choose_threshold(old: Pieces, new: Pieces) -> int:
     """The bin below which a word is tiny, by a sample; 0 where that would not pay."""
-    of = max(_SAMPLES[0], min(_SAMPLES[1], sum(piece.size for piece in old) >> 7))
+    return threshold_of(old, new, sample_step(sum(piece.size for piece in old)))
+
+
+def sample_step(words: int) -> int:
+    """From one to the next `TAKEN` words of a frame's sample: so many of a frame of so many words."""
+    return max(_SAMPLES[0], min(_SAMPLES[1], words >> 7))
+
+
+def threshold_of(old: Pieces, new: Pieces, of: int) -> int:
+    """`choose_threshold` by the sample that is `TAKEN` of every `of` words of each piece."""
     if sum(count_changed(before, after, of) for before, after in zip(old, new, strict=True)) < _ENOUGH:
         return 0
     words, changed = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)

@@ -20,7 +20,7 @@ BINS: Final = 256
 CLASSES: Final = 7
 BLOCK: Final = AT_ONCE  # words
 ALL: Final = np.uint64(2**64 - 1)
-_TAKEN: Final = AT_ONCE  # words of every so many are a sample
+TAKEN: Final = AT_ONCE  # words of every so many are a sample
 _SAMPLED: Final = 4096  # words from one to the next of a sample that tells how magnitudes are distributed
 _CANDIDATES: Final = 48  # at most as many places where a class may begin
 _FEW: Final = 4  # classes that cost half the time of all
@@ -50,7 +50,7 @@ def magnitude_bin(word: Any, itemsize: int) -> Any:
 def count_bins(words: Words, of: int, bins: Longs) -> None:
     """Add to `bins` [256] a few of every `of` words."""
     for start in range(0, words.size, of):
-        for i in range(start, min(start + _TAKEN, words.size)):
+        for i in range(start, min(start + TAKEN, words.size)):
             bins[magnitude_bin(words[i], words.itemsize)] += 1
 
 
@@ -71,7 +71,7 @@ def count_changed(old: Words, new: Words, of: int) -> int:
 def count_changed_bins(old: Words, new: Words, of: int, words: Longs, changed: Longs) -> None:
     """Add the sample's bins to `words`, and add to `changed` [256] those of the words that changed."""
     for start in range(0, old.size, of):
-        for i in range(start, min(start + _TAKEN, old.size)):
+        for i in range(start, min(start + TAKEN, old.size)):
             where = magnitude_bin(old[i], old.itemsize)
             words[where] += 1
             changed[where] += old[i] != new[i]
@@ -177,7 +177,7 @@ def choose_starts(old: list[Words], before: Bytes, after: Bytes) -> list[int]:
     words = np.zeros(BINS, np.int64)
     for piece in old:
         count_bins(piece, _SAMPLED, words)
-    words *= _SAMPLED // _TAKEN
+    words *= _SAMPLED // TAKEN
     changes = np.bincount(before, minlength=BINS)
     edges = np.flatnonzero(changes)
     edges = edges[:: -(-edges.size // _CANDIDATES)]

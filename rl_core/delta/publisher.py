@@ -17,7 +17,8 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
-from rl_core.delta.codec import CODEC_VERSION, EncodedFrame, Profile, encode_frame
+from rl_core.delta.codec import CODEC_VERSION, EncodedFrame, Profile
+from rl_core.delta.device import device_words, encode_where_they_are
 from rl_core.delta.frames import pieces_of, plan_frames
 from rl_core.delta.manifest import (
     Base,
@@ -35,7 +36,7 @@ from rl_core.delta.manifest import (
 )
 from rl_core.delta.root import root_of_leaves, weights_leaves
 from rl_core.delta.segments import OnSegment, SegmentWriter
-from rl_core.delta.words import Tensors, dtype_tag, total_bytes, words_of
+from rl_core.delta.words import Tensors, dtype_tag, total_bytes
 from rl_core.errors import BaseMismatch, ObjectExists, ObjectMissing
 from rl_core.store import ObjectStore
 from rl_core.types import VersionRef
@@ -81,6 +82,7 @@ class _Job:
     threads: int
     profile: Profile = Profile.SMALL
     on_segment: OnSegment | None = None
+    on_device: bool | None = None
 
     @property
     def kind(self) -> ManifestKind:
@@ -112,13 +114,16 @@ def publish_delta(
     verify_base: bool = True,
     profile: Profile = Profile.SMALL,
     on_segment: OnSegment | None = None,
+    on_device: bool | None = None,
     key_prefix: str | None = None,
 ) -> Published:
     """Publish `new` as a difference from `old` under `key_prefix`, by default `lineages/<id>/<epoch>-<number>/<fence>`.
 
     `old` must be the weights that `base` names: its root is computed and compared unless `verify_base` is False (for
     a caller that has just done it). `profile` says what to save: bytes or time. `on_segment` is told of each segment
-    once it stands, and of its frames, in order, on a thread of the publisher's. Neither mapping is changed.
+    once it stands, and of its frames, in order, on a thread of the publisher's. What changed is found where the weights
+    are, on a GPU in torch (`on_device` False: in the host's memory; True: in torch on a CPU, too); what is published is
+    the same. Weights that a GPU holds come to the host one tensor a thread, to be hashed. Neither mapping is changed.
     Raises: BaseMismatch; ObjectExists when other content stands under this fence; StoreUnavailable; ModelError.
     """
     started = time.perf_counter()
@@ -131,12 +136,12 @@ def publish_delta(
                 "encode against the last published weights, or publish a snapshot"
             )
     prefix = key_prefix or version_prefix(version, fence=fence)
-    job = _Job(prefix, version, fence, base, old, new, threads, profile, on_segment)
+    job = _Job(prefix, version, fence, base, old, new, threads, profile, on_segment, on_device)
     return _publish(store, job, started=started)
 
 
 def _contiguous(tensors: Tensors) -> Tensors:
-    return {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    return {name: tensors[name].detach().contiguous() for name in sorted(tensors)}
 
 
 def _publish(store: ObjectStore, job: _Job, *, started: float) -> Published:
@@ -215,13 +220,13 @@ def _upload(store: ObjectStore, job: _Job, *, leaves: Future[dict[str, str]]) ->
         (index, f"{dtype_tag(tensor)}/{name in patchable}", tensor.numel(), tensor.element_size())
         for index, (name, tensor) in enumerate(job.new.items())
     )
-    new_words = [words_of(job.new[name]) for name in names]
-    old_words = [words_of(job.old[name]) if name in patchable else new_words[i] for i, name in enumerate(names)]
+    new_words = [device_words(job.new[name]) for name in names]
+    old_words = [device_words(job.old[name]) if name in patchable else new_words[i] for i, name in enumerate(names)]
 
     def encode(ranges: list[TensorRange]) -> tuple[EncodedFrame, float]:
         started = time.perf_counter()
         old = pieces_of(ranges, old_words) if names[ranges[0].tensor] in patchable else None
-        encoded = encode_frame(old=old, new=pieces_of(ranges, new_words), profile=job.profile)
+        encoded = encode_where_they_are(old, pieces_of(ranges, new_words), profile=job.profile, on_device=job.on_device)
         return encoded, time.perf_counter() - started
 
     full_bytes = total_bytes(job.new)

@@ -25,7 +25,7 @@ _ROOT_CONTEXT: Final = "slipway 2026 weights root 1"
 def leaf_hash(name: str, tensor: torch.Tensor, *, hash_threads: int = 1) -> str:
     """The leaf of one tensor, 64 hex digits. Raises: ModelError for a tensor that cannot be shipped."""
     content = blake3(max_threads=hash_threads)
-    content.update(words_of(tensor.contiguous()).view(np.uint8).data)
+    content.update(words_of(tensor.cpu().contiguous()).view(np.uint8).data)
     header = msgspec.json.encode([name, dtype_tag(tensor), list(tensor.shape)])
     leaf = blake3(len(header).to_bytes(4, "little") + header, derive_key_context=_LEAF_CONTEXT)
     leaf.update(content.digest())
