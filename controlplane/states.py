@@ -318,6 +318,9 @@ class DesiredSource(TextChoices):
     LENT = "lent"  # a run's training head, in the spare slot of a serving replica
 
 
+FOLLOWING = (DesiredSource.TRAINING_HEAD, DesiredSource.LENT)
+
+
 class WeightSlot(StrEnum):
     """Names of an engine's resident weight sets. Rollout replicas have the first alone."""
 

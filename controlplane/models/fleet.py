@@ -73,7 +73,10 @@ class Replica(Entity):
 
 
 class ReplicaSlot(Entity):
-    """One resident weight set of a replica: what it should hold, and what it reported to hold."""
+    """One resident weight set of a replica: what it should hold, and what it reported to hold.
+
+    `desired_at` is since when it should hold that; where it held it and lost it, since it was seen to have lost it.
+    """
 
     replica = models.ForeignKey(Replica, on_delete=models.CASCADE, related_name="slots")
     slot = models.CharField(max_length=16)
@@ -91,6 +94,10 @@ class ReplicaSlot(Entity):
 
     def __str__(self) -> str:
         return f"{self.replica_id}/{self.slot}"
+
+    def awaits(self, version: PolicyVersion | None) -> bool:
+        """Whether it is told to hold that version already, and does not hold it yet."""
+        return version is not None and self.desired_version_id == version.pk != self.current_version_id
 
 
 class Transfer(Entity):

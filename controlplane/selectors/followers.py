@@ -13,11 +13,10 @@ from controlplane.models import Cluster, Publication, Replica, ReplicaSlot, Run,
 from controlplane.selectors.answering import answering
 from controlplane.selectors.run_clusters import spec_of
 from controlplane.selectors.transfer_plans import MAX_PEERS
-from controlplane.states import DesiredSource, PublicationKind, TransferState
+from controlplane.states import FOLLOWING, PublicationKind, TransferState
 from rl_core.links import Choice, Link, Shipped, choose_profile
 from rl_core.types import Profile
 
-_FOLLOWING: Final = (DesiredSource.TRAINING_HEAD, DesiredSource.LENT)
 _NEWEST: Final = 200  # transfers that are looked at, of all clusters together
 _OF_A_CLUSTER: Final = 8
 
@@ -58,7 +57,7 @@ def profile_for(run: Run) -> Choice:
 
 
 def _slots(run: Run) -> QuerySet[ReplicaSlot]:
-    return ReplicaSlot.objects.filter(desired_version__lineage_id=run.lineage_id, desired_source__in=_FOLLOWING)
+    return ReplicaSlot.objects.filter(desired_version__lineage_id=run.lineage_id, desired_source__in=FOLLOWING)
 
 
 def _peers(replica: Replica, replicas: list[Replica]) -> list[str]:

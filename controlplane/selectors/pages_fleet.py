@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any, ClassVar
 
-from django.db.models import Sum
+from django.db.models import OuterRef, Subquery, Sum
 from django.utils import timezone
 
 from controlplane.models import Cluster, Loan, PolicyVersion, Project, Replica, ReplicaSlot, Transfer
 from controlplane.services.steering import MAX_REPAIRS
-from controlplane.states import DesiredSource, LoanState, ReplicaState, TransferState
+from controlplane.states import FOLLOWING, DesiredSource, LoanState, ReplicaState, TransferState, VersionState
 from rl_core.types import ClusterRole
 
 _DAY = timedelta(days=1)
@@ -22,17 +22,18 @@ _ANSWERING = frozenset({ReplicaState.READY, ReplicaState.RECONCILING})
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot with its lag behind what it should hold."""
+    """A slot with its lag behind `wanted`: its lineage's head now where it follows a training head, else its wish."""
 
     slot: ReplicaSlot
-    lag_versions: int | None  # None: nothing desired, or another lineage or epoch
-    lag_s: float | None  # since the wish, while it is not fulfilled
+    wanted: PolicyVersion | None
+    lag_versions: int | None  # None: nothing wanted, or another lineage or epoch
+    lag_s: float | None  # since the first version newer than what it holds was committed; else since the wish
     last: Transfer | None
 
     @property
     def current(self) -> bool:
         """Whether the slot holds what it should."""
-        return self.slot.current_version_id == self.slot.desired_version_id
+        return self.slot.current_version == self.wanted
 
     @property
     def ahead(self) -> int:
@@ -158,11 +159,13 @@ class FleetTotals:
 
 def lag_in_versions(current: PolicyVersion | None, desired: PolicyVersion | None) -> int | None:
     """Versions between two of one lineage and epoch; None where the question has no answer."""
-    if current is None or desired is None:
-        return None
-    if (current.lineage_id, current.epoch) != (desired.lineage_id, desired.epoch):
+    if current is None or desired is None or not _same_chain(current, desired):
         return None
     return desired.number - current.number
+
+
+def _same_chain(current: PolicyVersion | None, desired: PolicyVersion) -> bool:
+    return current is not None and (current.lineage_id, current.epoch) == (desired.lineage_id, desired.epoch)
 
 
 def clusters_view(project: Project) -> list[ClusterView]:
@@ -171,11 +174,9 @@ def clusters_view(project: Project) -> list[ClusterView]:
     last = _last_transfers(project)
     loans = {loan.replica_id: loan for loan in _open_loans(project)}
     slots: dict[Any, list[SlotView]] = {}
-    rows = ReplicaSlot.objects.filter(replica__cluster__project=project).select_related(
-        "current_version", "desired_version"
-    )
-    for slot in rows.order_by("-slot"):
-        view = _slot_view(slot, last.get((slot.replica_id, slot.slot)), now)
+    rows = ReplicaSlot.objects.filter(replica__cluster__project=project).annotate(newer_at=_newer_at())
+    for slot in rows.select_related("current_version", "desired_version__lineage__head").order_by("-slot"):
+        view = _slot_view(slot, slot.newer_at, last.get((slot.replica_id, slot.slot)), now)
         slots.setdefault(slot.replica_id, []).append(view)
     replicas: dict[Any, list[ReplicaView]] = {}
     for replica in Replica.objects.filter(cluster__project=project).select_related("cluster").order_by("name"):
@@ -215,10 +216,25 @@ def totals_of(views: list[ClusterView]) -> FleetTotals:
     )
 
 
-def _slot_view(slot: ReplicaSlot, last: Transfer | None, now: datetime) -> SlotView:
-    waiting = slot.desired_version_id is not None and slot.desired_version_id != slot.current_version_id
-    lag_s = (now - slot.desired_at).total_seconds() if waiting and slot.desired_at else None
-    return SlotView(slot, lag_in_versions(slot.current_version, slot.desired_version), lag_s, last)
+def _slot_view(slot: ReplicaSlot, newer_at: datetime | None, last: Transfer | None, now: datetime) -> SlotView:
+    wanted, since = slot.desired_version, slot.desired_at
+    if wanted is not None and slot.desired_source in FOLLOWING:
+        wanted = wanted.lineage.head or wanted
+        since = (newer_at if _same_chain(slot.current_version, wanted) else None) or since
+    waiting = wanted is not None and wanted != slot.current_version
+    lag_s = (now - since).total_seconds() if waiting and since else None
+    return SlotView(slot, wanted, lag_in_versions(slot.current_version, wanted), lag_s, last)
+
+
+def _newer_at() -> Subquery:
+    """For rows of slots: when the first version after the one held was committed."""
+    newer = PolicyVersion.objects.filter(
+        lineage=OuterRef("current_version__lineage"),
+        epoch=OuterRef("current_version__epoch"),
+        number__gt=OuterRef("current_version__number"),
+        state=VersionState.COMMITTED,
+    )
+    return Subquery(newer.order_by("number").values("committed_at")[:1])
 
 
 def _open_loans(project: Project) -> list[Loan]:

@@ -144,9 +144,9 @@ def slot_target(
     """Set what a slot should hold and start the transfer to it; transfers under way for the slot are superseded.
 
     `version` None empties the wish: the slot keeps what it has and follows nothing. Asking for what is desired and
-    under way already changes nothing and returns that transfer. With `repair` the replica fetches a snapshot, whatever
-    it holds. Raises: Conflict for a version that is not committed, or is retired; and for a pinned slot, unless a
-    person `unpin`s it.
+    under way already changes nothing and returns that transfer; a version that was desired and has not arrived keeps
+    its `desired_at`. With `repair` the replica fetches a snapshot, whatever it holds. Raises: Conflict for a version
+    that is not committed, or is retired; and for a pinned slot, unless a person `unpin`s it.
     """
     if version is not None and version.state != VersionState.COMMITTED:
         raise Conflict(f"version {version.ref} is not committed: no replica may hold it")
@@ -164,7 +164,10 @@ def slot_target(
         fitting = under_way.filter(Q(repair=True) | Q(repair=repair), version=version)
         going = fitting.first() if version else None
         ReplicaSlot.objects.filter(pk=row.pk).update(
-            desired_version=version, desired_source=source or "", desired_at=Now(), desired_reason=reason[:500]
+            desired_version=version,
+            desired_source=source or "",
+            desired_at=row.desired_at if row.awaits(version) else Now(),
+            desired_reason=reason[:500],
         )
         stale = [transfer for transfer in under_way if going is None or transfer.pk != going.pk]
         _supersede(stale)

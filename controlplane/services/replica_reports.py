@@ -115,8 +115,10 @@ def _note_slots(replica: Replica, report: ReplicaReport, faults: list[str]) -> b
         root = said.root[:64]
         now = (version.pk if version else None, root, fault[:500])
         changed = changed or before != now
+        lost = slot.desired_version_id is not None and before[0] == slot.desired_version_id != now[0]
+        since = {"desired_at": Now()} if lost else {}
         ReplicaSlot.objects.filter(pk=slot.pk).update(
-            current_version=version, current_root=root, fault=fault[:500], reported_at=Now()
+            current_version=version, current_root=root, fault=fault[:500], reported_at=Now(), **since
         )
     return changed
 

@@ -27,9 +27,9 @@ from controlplane.models import (
     Transfer,
 )
 from controlplane.selectors.pages_chain import chains_view
-from controlplane.selectors.pages_fleet import clusters_view, totals_of
+from controlplane.selectors.pages_fleet import SlotView, clusters_view, totals_of
 from controlplane.selectors.pages_transfers import transfers_view
-from controlplane.states import EventType, LoanState, MemberRole, TransferState
+from controlplane.states import DesiredSource, EventType, LoanState, MemberRole, TransferState
 from frontend.looks import version_name
 from frontend.templatetags.engine_metrics import engine_metrics
 from frontend.views.fleet import PARTS
@@ -147,7 +147,7 @@ def test_a_replica_has_a_page_with_what_happened_to_it(fleet: FleetStory) -> Non
 
 def test_a_replica_that_has_no_version_is_behind_by_time_alone(fleet: FleetStory) -> None:
     ReplicaSlot.objects.filter(replica=fleet.moving.replica).update(current_version=None, current_root="")
-    ReplicaSlot.objects.filter(replica=fleet.lent, slot="candidate").update(desired_version=F("current_version"))
+    ReplicaSlot.objects.filter(replica=fleet.lent, slot="candidate").update(current_version=F("desired_version"))
     page = text_of(client_of(fleet), reverse("clusters_part", args=["regions"]))
     assert "holding none yet" in page
     assert "0 versions" not in page
@@ -177,11 +177,14 @@ def test_engines_figures_are_in_words(fleet: FleetStory) -> None:
 
 
 def test_lag_is_in_versions_and_time(fleet: FleetStory) -> None:
+    newer = PolicyVersion.objects.filter(lineage=fleet.run.lineage, number__gt=0)
+    for version in newer:
+        since = timezone.now() - timedelta(hours=3) + timedelta(minutes=version.number - 1)
+        PolicyVersion.objects.filter(pk=version.pk).update(committed_at=since)
     views = clusters_view(fleet.workspace.project)
     slots = {(view.cluster.slug, replica.replica.name): replica.slots for view in views for replica in view.replicas}
     (late,) = slots["rollout-tokyo", "engine-3"]
-    assert (late.lag_versions, late.current) == (6, False)
-    assert late.lag_s is not None
+    assert (late.lag_versions, late.lag_s, late.current) == (6, pytest.approx(3 * 3600, abs=60), False)
     (east,) = slots["rollout-east", "engine-1"]
     assert (east.lag_versions, east.lag_s, east.current) == (0, None, True)
     assert east.pause_s == 0.034
@@ -189,6 +192,27 @@ def test_lag_is_in_versions_and_time(fleet: FleetStory) -> None:
     assert (totals.replicas, totals.answering, totals.lent) == (7, 5, 1)
     assert totals.out == [("draining", 1), ("poisoned", 1)]
     assert (totals.slots - totals.in_step, totals.behind_versions) == (2, 6)
+    assert totals.behind_s == pytest.approx(3 * 3600, abs=60)
+
+
+def test_lag_is_counted_against_the_head_while_an_older_version_is_on_its_way(fleet: FleetStory) -> None:
+    third = PolicyVersion.objects.get(lineage=fleet.run.lineage, number=3)
+    moving = ReplicaSlot.objects.filter(replica=fleet.moving.replica)
+    moving.update(desired_version=third, desired_at=timezone.now() - timedelta(minutes=5))
+    assert slot_view(fleet).lag_versions == 6
+    moving.update(current_version=third)
+    assert (slot_view(fleet).lag_versions, slot_view(fleet).current) == (3, False)
+    moving.update(desired_source=DesiredSource.PINNED)
+    assert (slot_view(fleet).lag_versions, slot_view(fleet).lag_s, slot_view(fleet).current) == (0, None, True)
+    moving.update(current_version=None)
+    assert (slot_view(fleet).lag_versions, slot_view(fleet).lag_s) == (None, pytest.approx(300, abs=60))
+
+
+def slot_view(fleet: FleetStory) -> SlotView:
+    """The slot that weights are on their way to."""
+    replicas = [replica for view in clusters_view(fleet.workspace.project) for replica in view.replicas]
+    (found,) = next(one.slots for one in replicas if one.replica.pk == fleet.moving.replica_id)
+    return found
 
 
 def test_the_chain_is_drawn_with_its_skips_and_holders(fleet: FleetStory) -> None:

@@ -1,6 +1,9 @@
 """Replicas: what they report, what they should hold, and transfers that are superseded."""
 
+from datetime import timedelta
+
 import pytest
+from django.utils.timezone import now
 
 from controlplane.conductor.fleet import bury_dead_transfers, look_at, rates, slots_reconcile
 from controlplane.errors import Conflict, Invalid, StaleFence
@@ -42,8 +45,6 @@ def next_version(run, number=1):
 
 
 def committed(run, number=1):
-    from django.utils.timezone import now
-
     version = next_version(run, number)
     PolicyVersion.objects.filter(pk=version.pk).update(
         state=VersionState.COMMITTED, manifest_key="m", committed_at=now()
@@ -105,6 +106,28 @@ def test_a_dead_transfer_has_failed_and_a_replay_takes_it_up_again():
     assert transfer_begin(claim).state == TransferState.RUNNING
     transfer_done(claim, report=report(run.lineage.head))
     assert unit(transfer).state == WorkState.DONE
+
+
+def test_a_wish_is_as_old_as_what_was_missing_for_all_its_time():
+    run, replica = fleet()
+    head, slot = run.lineage.head, ReplicaSlot.objects.filter(replica=replica)
+    target(replica, head)
+    long_ago = now() - timedelta(hours=3)
+    slot.update(desired_at=long_ago)
+    Transfer.objects.update(state=TransferState.FAILED, finished_at=long_ago)
+    Replica.objects.filter(pk=replica.pk).update(state=ReplicaState.READY)
+    assert slots_reconcile() == 1
+    assert slot.get().desired_at == long_ago
+    here = {"default": SlotReport(str(head.ref), head.root)}
+    replica_report(replica=replica, report=ReplicaReport(reachable=True, slots=here))
+    assert slot.get().desired_at == long_ago
+    replica_report(replica=replica, report=ReplicaReport(reachable=True))  # started again, with nothing
+    lost_at = slot.get().desired_at
+    assert lost_at > long_ago
+    target(replica, head, source=DesiredSource.PINNED)
+    assert slot.get().desired_at == lost_at
+    target(replica, committed(run), unpin=True)
+    assert slot.get().desired_at > lost_at
 
 
 def test_what_a_replica_reports_is_written_and_told_once():
