@@ -7,6 +7,7 @@ byte. Words are compared as signed integers of their width, which torch can do e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -46,18 +47,22 @@ def extract_on_device(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor], 
     base = 0
     for was, now in zip(old, new, strict=True):
         changed = was != now
-        was_tiny = (was & mask) <= largest_tiny
-        stays = was_tiny & ((now & mask) <= largest_tiny)
-        (listed,) = torch.nonzero(changed & ~stays, as_tuple=True)
-        (tiny,) = torch.nonzero(was_tiny, as_tuple=True)
-        stepped = (changed & stays)[tiny]
-        moved = tiny[stepped]
+        if threshold:
+            was_tiny = (was & mask) <= largest_tiny
+            stays = was_tiny & ((now & mask) <= largest_tiny)
+            (tiny,) = torch.nonzero(was_tiny, as_tuple=True)
+            stepped = (changed & stays)[tiny]
+            moved = tiny[stepped]
+            small.append(now[moved] - was[moved])
+            flags.append(stepped)
+            changed &= ~stays
+        (listed,) = torch.nonzero(changed, as_tuple=True)
         positions.append((listed + base).to(torch.int32))
         differences.append(now[listed] - was[listed])
-        small.append(now[moved] - was[moved])
-        flags.append(stepped)
         base += was.numel()
     changes = Changes(_fetched(positions), _fetched(differences).view(word))
+    if not threshold:
+        return Extracted(changes, 0, np.empty(0, np.bool_), np.empty(0, word))
     return Extracted(changes, threshold, _fetched(flags), _fetched(small).view(word))
 
 
@@ -70,17 +75,22 @@ def encode_where_they_are(
 ) -> EncodedFrame:
     """One frame, byte for byte as `codec.encode_frame` writes it, of pieces as `device_words` gives them.
 
-    Pieces that all lie on one GPU (with `on_device`, on whatever device) are compared there. With `fast`, what leaves
-    it then is what the payload is made of; with `small` the old words do as well, whose magnitudes its coder counts,
-    and new words do where a patch would be nearly as large.
+    Pieces that all lie on one GPU (with `on_device`, on whatever device) are compared there, if it has the memory.
+    With `fast`, what leaves it then is what the payload is made of; with `small` the old words do as well, whose
+    magnitudes its coder counts, and new words do where a patch would be nearly as large.
     """
     devices = {piece.device for piece in (*(old or ()), *new)}
     if on_device is None:
-        on_device = len(devices) == 1 and not devices <= {_HOST}
-    if old is None or not on_device:
+        on_device = devices != {_HOST}
+    found = None
+    if old is not None and on_device and len(devices) == 1:
+        with suppress(torch.OutOfMemoryError):
+            threshold = _choose_threshold(old, new) if profile is Profile.FAST else 0
+            found = extract_on_device(old, new, threshold=threshold)
+    if old is None or found is None:
         return encode_frame(old=None if old is None else _words(old), new=_words(new), profile=profile)
     return encode_found(
-        extract_on_device(old, new, threshold=_choose_threshold(old, new) if profile is Profile.FAST else 0),
+        found,
         profile,
         words=sum(piece.numel() for piece in new),
         old=lambda: _words(old),

@@ -182,6 +182,8 @@ def begin_places(coded: Units, changes: int, carried: NDArray[np.uint64], progre
         state, at, spans, way = _read_way(state, coded, at)
     carried[0] = state
     progress[0], progress[1], progress[2], progress[3] = at, 0, spans * _SPAN, spans * _SPAN + way
+    if at > coded.size:
+        progress[3] = _NEVER
 
 
 @compiled

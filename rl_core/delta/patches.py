@@ -35,7 +35,7 @@ class Changes:
     def by_piece(self, pieces: Pieces) -> Iterator[tuple[Words, Ints, slice[Any, Any, Any]]]:
         """Each piece, the positions in it of the changes there, and which changes these are."""
         ends = [*accumulate(piece.size for piece in pieces)]
-        cuts = self.positions.searchsorted(ends).tolist()
+        cuts = self.positions.searchsorted(np.array(ends, np.int32)).tolist()
         for words, end, low, high in zip(pieces, ends, [0, *cuts], cuts, strict=False):
             yield words, self.positions[low:high] - np.int32(end - words.size), slice(low, high)
 

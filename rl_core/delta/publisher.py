@@ -1,8 +1,9 @@
 """Publishing weights: frames are encoded, segments go up and tensors are hashed side by side; the manifest comes last.
 
 Everything is created create-only under a prefix that carries the attempt's fence. Until its manifest stands, a
-publication does not exist. Segments are named by content: the same attempt, run again after a kill, adopts those that
-stand and sends the others. Memory holds two segments, one frame a thread and one more.
+publication does not exist. Segments are named by content: an attempt that is run again after a kill adopts those that
+stand, the store copies it those of an attempt before it, and only others are sent. Memory holds two segments, one frame
+a thread and one more; of weights on a GPU one tensor a thread, too.
 """
 
 from __future__ import annotations
@@ -124,9 +125,11 @@ def publish_delta(
     once it stands, and of its frames, in order, on a thread of the publisher's. What changed is found where the weights
     are, on a GPU in torch (`on_device` False: in the host's memory; True: in torch on a CPU, too); what is published is
     the same. Weights that a GPU holds come to the host one tensor a thread, to be hashed. Neither mapping is changed.
-    Raises: BaseMismatch; ObjectExists when other content stands under this fence; StoreUnavailable; ModelError.
+    Raises: BaseMismatch; ObjectExists when other content stands under this fence; StoreUnavailable; ModelError;
+    SpecError where `base` names no version.
     """
     started = time.perf_counter()
+    VersionRef.parse(base.version)  # or nobody could read the manifest
     old, new = _contiguous(old), _contiguous(new)
     if verify_base:
         root = root_of_leaves(weights_leaves(old, threads=threads))
@@ -230,10 +233,12 @@ def _upload(store: ObjectStore, job: _Job, *, leaves: Future[dict[str, str]]) ->
         return encoded, time.perf_counter() - started
 
     full_bytes = total_bytes(job.new)
+    home, _, attempt = job.prefix.rpartition("/")
     writer = SegmentWriter(
         store,
         job.prefix,
         segment_bytes=min(SEGMENT_BYTES, max(full_bytes // _SEGMENTS, _LEAST_SEGMENT_BYTES)),
+        attempts=home if attempt == str(job.fence) else None,
         on_segment=job.on_segment,
         draft=None if job.base is None else Draft(job.base.root, CODEC_VERSION, forms_digest(job.new)),
     )

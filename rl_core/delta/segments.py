@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ from blake3 import blake3
 
 from rl_core.delta.codec import EncodedFrame
 from rl_core.delta.manifest import Draft, Frame, Segment, StandingSegment, TensorRange, segment_key
-from rl_core.errors import ObjectExists
+from rl_core.errors import ObjectExists, StoreError
 from rl_core.store import ObjectStore
 
 OnSegment = Callable[[StandingSegment], None]
@@ -28,16 +29,21 @@ class SegmentWriter:
         prefix: str,
         *,
         segment_bytes: int,
+        attempts: str | None = None,
         on_segment: OnSegment | None = None,
         draft: Draft | None = None,
     ) -> None:
-        """`on_segment` is told of each segment once it stands, in order, on the uploader's thread; of what `draft`."""
+        """`on_segment` is told of each segment once it stands, in order, on the uploader's thread; of what `draft`.
+
+        `attempts` is the folder of numbered ones of which `prefix` is one: what stands in others is not sent again.
+        """
         self._store = store
         self._segment_bytes = segment_bytes
         self._on_segment = on_segment
         self._draft = draft
         self._prefix = prefix
-        self._standing = {info.key: info.size_bytes for info in store.list(f"{prefix}/segments")}
+        self._standing = {info.key: info.size_bytes for info in store.list(attempts or f"{prefix}/segments")}
+        self._earlier = {name: key for key in self._standing if (name := _name_in(attempts, key)) is not None}
         self._payloads: list[bytes | memoryview] = []
         self._size = 0
         self._digest = blake3()
@@ -75,7 +81,7 @@ class SegmentWriter:
         self._pending = uploader.submit(self._put, segment, payloads, frames)
 
     def _put(self, segment: Segment, payloads: list[bytes | memoryview], frames: list[Frame]) -> None:
-        if self._standing.get(segment.key) != segment.size or not self._store.adopt(segment.key, segment.size):
+        if not (self._adopted(segment) or self._copied(segment)):
             try:
                 self._store.put(segment.key, payloads)
             except ObjectExists as error:
@@ -85,6 +91,21 @@ class SegmentWriter:
                     ) from error
         if self._on_segment is not None:
             self._on_segment(StandingSegment(segment, frames, self._draft))
+
+    def _adopted(self, segment: Segment) -> bool:
+        """Whether this attempt, run before, has put it."""
+        return self._standing.get(segment.key) == segment.size and self._store.adopt(segment.key, segment.size)
+
+    def _copied(self, segment: Segment) -> bool:
+        """Whether an earlier attempt has put the same, which then stands here, too."""
+        source = self._earlier.get(segment.key.rpartition("/")[2])
+        if source is None or self._standing[source] != segment.size or segment.key in self._standing:
+            return False
+        try:
+            self._store.copy(source, segment.key)
+            return self._store.adopt(segment.key, segment.size)
+        except StoreError:  # it is gone, or this kind of store copies nothing
+            return False
 
     def _stands(self, segment: Segment) -> bool:
         """Whether the store holds the segment itself, now as durable as if it had been put."""
@@ -100,3 +121,9 @@ class SegmentWriter:
         if self._pending is not None:
             self._pending.result()
         return self._segments
+
+
+def _name_in(attempts: str | None, key: str) -> str | None:
+    """The name of a segment of an attempt in that folder."""
+    match = attempts is not None and re.fullmatch(rf"{re.escape(attempts)}/\d+/segments/([^/]+)", key)
+    return match[1] if match else None

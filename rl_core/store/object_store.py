@@ -190,6 +190,17 @@ class ObjectStore:
             self._sync(key)
         return self.head(key).size_bytes == size_bytes
 
+    def copy(self, source: str, key: str) -> None:
+        """Have the store make `key` of what `source` holds; nothing passes through here.
+
+        It overwrites: `key` has to be its caller's alone. Raises: ObjectMissing, StoreUnsuitable.
+        """
+        check_key(source)
+        check_key(key)
+        self._ask("copy", key, lambda: obstore.copy(self._backend, source, key))
+        with _translated("copy", key):
+            self._sync(key)
+
     def put_or_adopt(self, key: str, data: Buffer) -> bool:
         """Create the object; True if this call did. An object with the same bytes is adopted (False).
 

@@ -22,7 +22,6 @@ from rl_core.store import open_store
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 KILLS = 100
-MANIFEST = "lineages/lin/0-1/0/manifest.json"
 
 
 class Children:
@@ -102,6 +101,8 @@ def _until_it_is_done(children: Children, url: str, end: str, spool: Path, seed:
         assert children.run(do="publish", kill_at=float("inf"), **command)["said"] == {"root": root}
     before, kills, left = children.moved_in_all, 0, 250_000.0
     while True:
+        if end == "publish":
+            command["fence"] = kills // 2  # an attempt is run again, and then there is a new one
         answer = children.run(do=end, kill_at=generator.uniform(0, left), **command)
         if answer["status"] == 0:
             break
@@ -109,9 +110,14 @@ def _until_it_is_done(children: Children, url: str, end: str, spool: Path, seed:
         kills += 1
         left *= 0.9
     assert answer["said"] == {"root": root}
-    segments = read_manifest(open_store(url), MANIFEST).segments
+    manifest = f"lineages/lin/0-1/{command.get('fence', 0)}/manifest.json"
+    segments = read_manifest(open_store(url), manifest).segments
     total, largest = sum(segment.size for segment in segments), max(segment.size for segment in segments)
     assert len(segments) > 8
     assert total <= children.moved_in_all - before <= total + kills * largest
-    assert {info.key for info in open_store(url).list("lineages")} == {MANIFEST, *(one.key for one in segments)}
+    stands = {info.key for info in open_store(url).list("lineages")}
+    earlier = {key for key in stands if not key.startswith(manifest.removesuffix("manifest.json"))}
+    assert stands - earlier == {manifest, *(one.key for one in segments)}
+    names = {one.key.rpartition("/")[2] for one in segments}
+    assert {key.rpartition("/")[2] for key in earlier} <= names
     return kills

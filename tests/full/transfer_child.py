@@ -52,11 +52,11 @@ def weights(seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]
     return old, {name: (tensor.float() + noise[name]).bfloat16() for name, tensor in old.items()}
 
 
-def publish(url: str, *, seed: int, spool: str) -> str:
-    """Publish the pair's delta; the root."""
+def publish(url: str, *, seed: int, spool: str, fence: int = 0) -> str:
+    """Publish the pair's delta as attempt `fence`; the root."""
     old, new = weights(seed)
     base = Base("lin:0-0", weights_root(old))
-    return publish_delta(open_store(url), old=old, new=new, version=VERSION, base=base, fence=0).root
+    return publish_delta(open_store(url), old=old, new=new, version=VERSION, base=base, fence=fence).root
 
 
 def receive(url: str, *, seed: int, spool: str) -> str:

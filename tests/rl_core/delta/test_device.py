@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_core.delta import Base, publish_delta, weights_root
+from rl_core.delta import Base, publish_delta, read_manifest, weights_root
 from rl_core.delta.codec import FrameMode, Profile, decode_frame, encode_frame
 from rl_core.delta.device import apply_on_device, device_words, encode_where_they_are
 from rl_core.delta.gaps import choose_threshold, sample_step
@@ -96,13 +96,14 @@ def test_what_is_published_from_a_device_is_what_a_host_publishes(tmp_path, prof
     }
     old = {name: before for name, (before, _) in sides.items()}
     new = {name: after for name, (_, after) in sides.items()} | {"fresh": torch.arange(70, dtype=torch.float32)}
-    base = Base("a:0:0", weights_root(old), "base")
+    base = Base("a:0-0", weights_root(old), "base")
 
     def publish(folder, where):
         store = open_store(tmp_path / folder)
         here = {side: {name: t.to(where) for name, t in held.items()} for side, held in (("old", old), ("new", new))}
         version, detect = VersionRef("a", 0, 1), folder == "device"
         made = publish_delta(store, **here, version=version, base=base, fence=1, profile=profile, on_device=detect)
+        read_manifest(store, made.manifest_key)
         return made.root, {key: store.read(key) for key in sorted(o.key for o in store.list(""))}
 
     assert publish("device", device) == publish("host", torch.device("cpu"))

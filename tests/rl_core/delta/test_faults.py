@@ -378,6 +378,34 @@ def test_a_publisher_killed_before_the_manifest(location):
     assert same_bits(shadow.tensors, new)
 
 
+@pytest.mark.parametrize("gone", [False, True], ids=["stands", "collected"])
+def test_an_attempt_after_a_killed_one_sends_what_does_not_stand(location, gone):
+    assert _publish_elsewhere(location, "kill").returncode == -9
+    store = open_store(location)
+    (left,) = store.list("lineages")
+    sent, put, listed = [], store.put, store.list
+
+    def list_and_collect(prefix=""):
+        found = list(listed(prefix))
+        if gone and found:
+            store.delete(left.key)
+        return iter(found)
+
+    store.put = lambda key, data: (sent.append(key), put(key, data))
+    store.list = list_and_collect
+    old = make_weights()
+    new, shadow = step(old, seed=1), ShadowWeights.from_tensors(old)
+    base = Base("lin:0-0", shadow.root)
+    published = publish_delta(store, old=old, new=new, version=VersionRef("lin", 0, 1), base=base, fence=1)
+    (segment,) = read_manifest(store, published.manifest_key).segments
+    assert segment.key == left.key.replace("/0/segments/", "/1/segments/")
+    assert sent == [*([segment.key] if gone else []), published.manifest_key]
+    if not gone:
+        store.delete(left.key)  # an earlier attempt's are garbage
+    reconcile(store, shadow, Target(version="lin:0-1", root=published.root, manifest=published.manifest_key))
+    assert same_bits(shadow.tensors, new)
+
+
 def test_no_space_left_while_publishing(tmp_path):
     done = _publish_elsewhere(tmp_path, "full")
     assert done.returncode == 42, done.stderr

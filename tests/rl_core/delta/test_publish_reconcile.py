@@ -22,7 +22,7 @@ from rl_core.delta import (
 )
 from rl_core.delta.frames import plan_frames
 from rl_core.delta.manifest import Draft, forms_digest
-from rl_core.errors import BaseMismatch, ManifestError, ModelError, ObjectExists
+from rl_core.errors import BaseMismatch, ManifestError, ModelError, ObjectExists, SpecError
 from rl_core.store import open_store
 from rl_core.types import VersionRef
 
@@ -144,6 +144,8 @@ def test_the_publisher_refuses_a_base_that_it_does_not_hold(location):
             base=Base(str(V0), weights_root(old)),
             fence=0,
         )
+    with pytest.raises(SpecError, match="version"):
+        publish_delta(store, old=old, new=old, version=V1, base=Base("nobody's", weights_root(old)), fence=0)
     assert list(store.list()) == []
 
 

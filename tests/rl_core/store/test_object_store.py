@@ -32,6 +32,19 @@ def test_put_or_adopt_takes_equal_bytes_and_refuses_others(location):
             store.put_or_adopt("k", other)
 
 
+def test_the_store_copies_an_object(location):
+    store = open_store(location)
+    store.put("a/k", b"abc")
+    store.copy("a/k", "b/k")
+    store.delete("a/k")
+    assert store.get("b/k") == b"abc"
+    with pytest.raises(ObjectMissing):
+        store.copy("a/k", "b/other")
+    for unsafe in (("../k", "c"), ("b/k", "../c")):
+        with pytest.raises(SpecError):
+            store.copy(*unsafe)
+
+
 def test_an_object_is_put_in_parts(location):
     store = open_store(location)
     store.put("k", [b"ab", memoryview(bytearray(b"cd")), b"", b"e"])
@@ -134,6 +147,7 @@ def test_an_object_and_its_folders_are_on_the_disk_before_it_is_said_to_exist(tm
     for create in (
         lambda: store.put("a/b/c", b"x"),
         lambda: store.put_or_adopt("a/b/c", b"x"),  # the writer before may have died between the two
+        lambda: store.copy("a/b/c", "a/b/c2"),
     ):
         synced.clear()
         create()
