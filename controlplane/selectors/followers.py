@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 from controlplane.models import Cluster, Publication, Replica, ReplicaSlot, Run, Transfer
 from controlplane.selectors.answering import answering
 from controlplane.selectors.run_clusters import spec_of
-from controlplane.selectors.transfer_plans import MAX_PEERS
+from controlplane.selectors.transfer_plans import MAX_PEERS, link_share
 from controlplane.states import FOLLOWING, PublicationKind, TransferState
 from rl_core.links import Choice, Link, Shipped, choose_profile
 from rl_core.types import Profile
@@ -32,7 +32,7 @@ class Follower:
 
 
 def followers(run: Run) -> list[Follower]:
-    """Those that answer now, with a share of their cluster's link each."""
+    """Those that answer now. What one of them fetches ahead it fetches while no slot of it reads: in a slot's share."""
     by_cluster: dict[Cluster, list[Replica]] = defaultdict(list)
     slots: dict[object, list[str]] = defaultdict(list)
     for slot in _slots(run).order_by("slot"):
@@ -41,7 +41,7 @@ def followers(run: Run) -> list[Follower]:
     for replica in rows.select_related("cluster").order_by("cluster__slug", "name"):
         by_cluster[replica.cluster].append(replica)
     return [
-        Follower(replica, slots[replica.pk], _peers(replica, replicas), _share(cluster, len(replicas)))
+        Follower(replica, slots[replica.pk], _peers(replica, replicas), link_share(cluster))
         for cluster, replicas in by_cluster.items()
         for replica in replicas
     ]
@@ -63,14 +63,6 @@ def _slots(run: Run) -> QuerySet[ReplicaSlot]:
 def _peers(replica: Replica, replicas: list[Replica]) -> list[str]:
     others = [other.inference_url for other in replicas if other.pk != replica.pk and other.inference_url]
     return others[:MAX_PEERS]
-
-
-def _share(cluster: Cluster, followers: int) -> float | None:
-    """What a follower may take of its cluster's link, beside the transfers that are under way."""
-    if cluster.bandwidth_bytes_s is None:
-        return None
-    under_way = Transfer.objects.filter(replica__cluster=cluster, state=TransferState.RUNNING).count()
-    return cluster.bandwidth_bytes_s / (followers + under_way)
 
 
 def _arrived(run: Run) -> list[Transfer]:

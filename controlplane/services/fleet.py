@@ -81,6 +81,8 @@ def cluster_configure(*, cluster: Cluster, actor: Actor, reason: str, **changes:
             raise Invalid("device is a name", name)
         if value is None and name not in _MAY_BE_NONE:
             raise Invalid(f"{name} must be given", name)
+        if name == "bandwidth_bytes_s" and value is not None and cluster.role == ClusterRole.TRAINER.value:
+            raise Invalid("a trainer's uploads are not limited: limit the clusters that fetch from the store", name)
         if isinstance(value, int | float) and not CONFIGURABLE[name] <= value < 2**53:
             raise Invalid(f"{name} must be at least {CONFIGURABLE[name]}, not {value}", name)
     with transaction.atomic():

@@ -251,7 +251,7 @@ def cluster_settings(request: HttpRequest, _access: Access, cluster_id: UUID) ->
         changes = form.changes(cluster)
         reason = reason_of(request, form.problems)
         if not form.problems:
-            with refusals(form.problems, {name: name for name in changes}):
+            with refusals(form.problems, {**{name: name for name in changes}, "bandwidth_bytes_s": "bandwidth_mbit"}):
                 if changes:
                     fleet.cluster_configure(cluster=cluster, actor=access.actor, reason=reason, **changes)
                 messages.success(request, f"{cluster.slug} is set" if changes else "Nothing was changed")

@@ -482,6 +482,7 @@ def test_a_clusters_settings_are_set(fleet: FleetStory) -> None:
         ("capacity", "0", "at least 1"),
         ("capacity", "many", "whole number"),
         ("bandwidth_mbit", "-5", "Mbit/s"),
+        ("bandwidth_mbit", "0", "at least 1"),
         ("dollars_device_hour", "nan", "dollars"),
         ("devices", "", "whole number"),
         ("reason", "", "Say why"),

@@ -2,8 +2,9 @@
 
 import pytest
 
-from controlplane.models import Project
+from controlplane.models import Cluster, Project
 from controlplane.states import Scope
+from rl_core.types import ClusterRole
 from tests.controlplane.api.api_factories import client_of, make_key
 from tests.lending_rows import ALWAYS, lending_world
 
@@ -70,3 +71,7 @@ def test_a_clusters_bandwidth_is_set_and_lifted(world, post):
     assert post(path, bandwidth_bytes_s=25_000_000, reason="the link is shared")[1]["bandwidth_bytes_s"] == 25_000_000
     assert post(path, bandwidth_bytes_s=0, reason="x")[0] == 422
     assert post(path, bandwidth_bytes_s=None, reason="it is not")[1]["bandwidth_bytes_s"] is None
+    Cluster.objects.filter(slug="serving").update(role=ClusterRole.TRAINER.value)
+    status, refused = post(path, bandwidth_bytes_s=25_000_000, reason="uploads")
+    assert (status, refused["field"]) == (422, "bandwidth_bytes_s")
+    assert post(path, bandwidth_bytes_s=None, capacity=3, reason="it has none")[0] == 200

@@ -85,9 +85,8 @@ def test_followers_share_their_clusters_link_and_know_each_other():
     Cluster.objects.filter(pk=east.pk).update(bandwidth_bytes_s=900)
     follow(run, first, "east", "west")
     Replica.objects.filter(cluster__slug="west").update(state=ReplicaState.OFFLINE)
-    arrive(first, "east", bytes_per_s=None, state=TransferState.RUNNING, finished_at=None)
     found = [(one.replica.name, one.peers, one.limit_bytes_s) for one in followers(run)]
-    assert found == [("east-0", ["http://127.0.0.1:3"], 300), ("east-1", ["http://127.0.0.1:1"], 300)]
+    assert found == [("east-0", ["http://127.0.0.1:3"], 450), ("east-1", ["http://127.0.0.1:1"], 450)]
     assert [one.slots for one in followers(run)] == [["default"], ["default"]]
     ReplicaSlot.objects.filter(replica=second).update(desired_source=DesiredSource.PINNED)
     assert [(one.replica.name, one.peers) for one in followers(run)] == [("east-0", [])]

@@ -1,12 +1,16 @@
 """What a transfer is told, and what it tells while it runs."""
 
+from datetime import timedelta
+
 import pytest
+from django.db.models import Value
 from django.db.models.functions import Now
 
 from controlplane.errors import StaleFence
 from controlplane.models import Cluster, Event, Publication, Replica, ReplicaSlot, Transfer, WorkUnit
+from controlplane.selectors.followers import followers
 from controlplane.selectors.publications import reading_of
-from controlplane.selectors.transfer_plans import transfer_plan
+from controlplane.selectors.transfer_plans import link_share, transfer_plan
 from controlplane.services.fleet import slot_target
 from controlplane.services.transfers import (
     TransferProgress,
@@ -44,32 +48,33 @@ def begun(replica, version):
     return transfer_begin(claim), claim
 
 
-def test_a_clusters_bandwidth_is_shared_by_what_is_under_way_in_it():
-    run, (first, second) = fleet(replicas=2)
-    transfer, _ = begun(first, run.lineage.head)
+def test_a_clusters_bandwidth_is_shared_by_its_slots():
+    run, (_, second) = fleet(replicas=2)
+    transfer, _ = begun(second, run.lineage.head)
     assert transfer_plan(transfer).limit_bytes_s is None
-    Cluster.objects.filter(pk=first.cluster_id).update(bandwidth_bytes_s=900)
-    transfer.replica.cluster.refresh_from_db()
-    assert transfer_plan(transfer).limit_bytes_s == 900
-    begun(second, run.lineage.head)
-    begun(Replica.objects.filter(cluster__slug="east").select_related("cluster").get(), run.lineage.head)
-    assert transfer_plan(transfer).limit_bytes_s == 450
+    cluster = transfer.replica.cluster
+    cluster.bandwidth_bytes_s = 900
+    assert link_share(cluster) == 450
+    ReplicaSlot.objects.create(replica=second, slot=WeightSlot.CANDIDATE)
+    assert (link_share(cluster), transfer_plan(transfer).limit_bytes_s) == (300, 300)
+    past = Now() - Value(timedelta(minutes=1))
+    Replica.objects.filter(cluster=cluster).update(lease_until=past)
+    assert link_share(cluster) == 450  # the first is gone; the second is too, but goes on at what it was told
 
 
-def test_what_begins_together_takes_no_more_than_the_link_has():
+def test_what_begins_one_after_another_takes_no_more_than_the_link_has():
     run, replicas = fleet(replicas=8)
     Cluster.objects.filter(pk=replicas[0].cluster_id).update(bandwidth_bytes_s=1000)
-    for replica in replicas:
-        slot_target(
-            replica=replica, slot=WeightSlot.DEFAULT, version=run.lineage.head, source=DesiredSource.TRAINING_HEAD,
-            actor=TESTER,
-        )  # fmt: skip
-    shares = []
-    for row in Transfer.objects.filter(replica__in=replicas):
-        begins = transfer_begin(claim_of(WorkUnit.objects.get(ref=row.pk)))
-        begins.replica.cluster.refresh_from_db()
-        shares.append(transfer_plan(begins).limit_bytes_s)
-    assert sum(shares) == 1000
+    Replica.objects.filter(cluster__slug__in=["east", "west"]).delete()
+    first, *others = Replica.objects.filter(pk__in=[one.pk for one in replicas]).select_related("cluster")
+    shares = [transfer_plan(begun(first, run.lineage.head)[0]).limit_bytes_s]
+    ReplicaSlot.objects.filter(replica__in=others).update(
+        desired_version=run.lineage.head, desired_source=DesiredSource.TRAINING_HEAD
+    )
+    ahead = [follower.limit_bytes_s for follower in followers(run) if follower.replica != first]
+    for replica in others:
+        shares.append(transfer_plan(begun(replica, run.lineage.head)[0]).limit_bytes_s)
+    assert (sum(shares), shares[0] + sum(ahead)) == (1000, 1000)
 
 
 def test_peers_are_those_of_the_cluster_that_have_the_version_or_are_getting_it():
