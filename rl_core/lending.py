@@ -25,7 +25,7 @@ class LoadSource(StrEnum):
     """Where a cluster's load is read."""
 
     NONE = "none"  # nowhere: the windows alone decide
-    GATEWAY = "gateway"  # requests a second for each replica that answers, as our gateway counted them
+    GATEWAY = "gateway"  # requests of users that were under way, a second, for each replica that answers
     PROMETHEUS = "prometheus"  # whatever the query gives
 
 

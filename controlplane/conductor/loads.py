@@ -1,4 +1,4 @@
-"""How busy a serving cluster's users keep it: by our gateway's counters, or by a query to a Prometheus server."""
+"""How busy users keep a serving cluster: by what our gateway counts and engines tell, or by a Prometheus query."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from controlplane.errors import Unavailable
 from controlplane.models import Cluster, Generation, Replica
 from controlplane.selectors.answering import answering
 from controlplane.services.clock import database_now
+from controlplane.services.loans import loans_open
+from controlplane.services.replica_reports import requests_in
 from rl_core.destinations import Reach, post
 from rl_core.errors import AnswerTooLarge, DestinationRefused, DestinationUnreached
 from rl_core.lending import LendingSpec, LoadSource
@@ -49,18 +51,27 @@ def load_of(cluster: Cluster, spec: LendingSpec) -> float:
 
 
 def gateway_load(cluster: Cluster, *, window_s: float) -> float:
-    """Requests a second for each replica that answers, over the last `window_s` seconds of the database's clock.
+    """Users' requests that were under way in the last `window_s` seconds, a second, for each replica that answers:
+    those whose answer ended by the database's clock, and those that ran or waited at the last look at the replicas.
 
-    Raises: Unavailable when no replica answers.
+    What a replica is lent for is not counted. Raises: Unavailable when no replica answers.
     """
-    replicas = Replica.objects.filter(answering(), cluster=cluster).count()
-    if replicas == 0:
+    replicas = list(Replica.objects.filter(answering(), cluster=cluster))
+    if not replicas:
         raise Unavailable(f"no replica of {cluster.slug} answers")
     since = database_now() - timedelta(seconds=window_s)
     # Ids begin with the time at which the gateway made them: the few that can be young are found by their index.
     oldest = uuid.UUID(int=int((since.timestamp() - _CLOCKS_APART_S) * 1000) << 80)
     recent = Generation.objects.filter(id__gte=oldest, created_at__gte=since)
-    return recent.filter(lane__cluster=cluster).count() / window_s / replicas
+    requests = recent.filter(lane__cluster=cluster).count() + _under_way(replicas)
+    return requests / window_s / len(replicas)
+
+
+def _under_way(replicas: list[Replica]) -> float:
+    """Requests that replicas told of at the last look, but for those in lent slots."""
+    lent = {loan.replica_id: loan.slot for loan in loans_open().filter(replica__in=replicas)}
+    told = sum(requests_in(replica.metrics) for replica in replicas)
+    return told - sum(requests_in(replica.metrics, lent[replica.pk]) for replica in replicas if replica.pk in lent)
 
 
 def prometheus_load(url: str, query: str) -> float:

@@ -102,6 +102,12 @@ def idle_in(metrics: dict[str, Any], slot: str = "") -> bool:
     return bool(counted.get("running", 1) == 0 and counted.get("waiting", 1) == 0)
 
 
+def requests_in(metrics: dict[str, Any], slot: str = "") -> float:
+    """How many requests ran or waited at the last look, in one slot or in all; 0 where that was not told."""
+    counted = metrics.get("slots", {}).get(slot, {}) if slot else metrics
+    return float(counted.get("running", 0) + counted.get("waiting", 0))
+
+
 def _note_slots(replica: Replica, report: ReplicaReport, faults: list[str]) -> bool:
     """Write what the slots hold now, and collect what is wrong with it; whether anything is another than before."""
     changed = False

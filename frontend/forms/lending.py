@@ -30,7 +30,7 @@ class LendingForm:
     problems: Problems = field(default_factory=Problems)
     sources: ClassVar[list[tuple[str, str]]] = [
         (LoadSource.NONE.value, "not looked at: the hours alone decide"),
-        (LoadSource.GATEWAY.value, "requests a second for each replica, as the gateway counted them"),
+        (LoadSource.GATEWAY.value, "requests a second for each replica: the gateway's answers and what is under way"),
         (LoadSource.PROMETHEUS.value, "a Prometheus query"),
     ]
 

@@ -13,12 +13,16 @@ from urllib.parse import parse_qs
 import pytest
 from django.db.models import F
 
+from controlplane.conductor.lending import loans_advance, policies_look
 from controlplane.conductor.loads import gateway_load, prometheus_load, prometheus_number
 from controlplane.errors import Unavailable
-from controlplane.models import Generation, Replica, new_id
+from controlplane.models import Generation, Loan, Replica, new_id
+from controlplane.services.lending import replica_lend
 from controlplane.states import ReplicaState
 from rl_core.store import open_store
+from tests.domain_factories import TESTER
 from tests.lane_rows import lane_world
+from tests.lending_rows import BY_LOAD, lending_world
 
 
 @contextmanager
@@ -121,3 +125,35 @@ def test_the_gateways_requests_a_second_for_each_replica_that_answers(tmp_path):
     Replica.objects.filter(cluster=world.cluster).update(state=ReplicaState.DRAINED)
     with pytest.raises(Unavailable, match="no replica"):
         gateway_load(world.cluster, window_s=60.0)
+
+
+def tell(replica, **slots):
+    """The replica says how many requests run and wait in each of its slots."""
+    numbers = {name: {"running": running, "waiting": waiting} for name, (running, waiting) in slots.items()}
+    summed = {key: sum(of[key] for of in numbers.values()) for key in ("running", "waiting")}
+    Replica.objects.filter(pk=replica.pk).update(metrics={**summed, "slots": numbers})
+
+
+@pytest.mark.django_db
+def test_users_requests_under_way_count_and_rollouts_in_a_lent_slot_do_not():
+    world = lending_world()
+    tell(world.replica, default=(3, 2), candidate=(8, 4))
+    tell(world.replicas[1], default=(1, 0), candidate=(0, 0))
+    assert gateway_load(world.cluster, window_s=60.0) == 18 / 60 / 2
+    replica_lend(replica=world.replica, run=world.run, actor=TESTER, reason="the night is quiet")
+    assert gateway_load(world.cluster, window_s=60.0) == 6 / 60 / 2
+
+
+@pytest.mark.django_db
+def test_long_answers_call_back_before_any_of_them_ends():
+    world = lending_world()
+    world.policy(**BY_LOAD)
+    replica_lend(replica=world.replica, run=world.run, actor=TESTER, reason="the night is quiet")
+    tell(world.replica, default=(0, 0), candidate=(90, 90))
+    policies_look()
+    loans_advance()
+    assert Loan.objects.get().state == "lent"
+    tell(world.replica, default=(64, 57), candidate=(8, 0))
+    policies_look()
+    loans_advance()
+    assert Loan.objects.get().return_reason == "its load is 6.05, above 5"
