@@ -9,9 +9,17 @@ from pathlib import Path
 import torch
 
 from rl_core.engines.vllm.worker import DeltaWorkerExtension
+from rl_core.store import open_store
 
 
 class FaultyWorkerExtension(DeltaWorkerExtension):
+    rank: int
+
+    def slipway_of_rank(self, rank: str, method: str, *arguments: str) -> None:
+        """Call one of these methods in one rank alone."""
+        if self.rank == int(rank):
+            getattr(self, method)(*arguments)
+
     def slipway_break_loads(self, times: str) -> None:
         """Let the next `times` loads fail after half of their tensors."""
         self._half_way(int(times), _break)
@@ -42,6 +50,10 @@ class FaultyWorkerExtension(DeltaWorkerExtension):
             return load(acting(list(weights)) if left[0] >= 0 else weights)
 
         model.load_weights = load_so
+
+    def slipway_use_store(self, url: str) -> None:
+        """Fetch from another store."""
+        self.weight_transfer_engine._store = open_store(url)
 
     def slipway_spoil_shadow(self) -> None:
         """Flip a bit of the shadow, as broken memory would."""

@@ -21,15 +21,17 @@ class Bench:
     """A vLLM, its sidecar, and versions whose tokens tell which of them sampled.
 
     It begins on the checkpoint of `trained` after its ten deltas; `fresh` is what it answered before anybody swapped.
+    `flags` are vLLM's.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *flags: str) -> None:
         self.trained = rig.Line(rig.model_folder(folder / "base", routed=False), folder / "trained")
         self.trained.ten_deltas()
         self.model = self.trained.export(folder / "exported")
         self.line = rig.Line(self.model, folder / "store")
         self.base = self.line.tensors
         self.state = folder
+        self.flags = ("--worker-extension-cls", FAULTY, *flags)
         self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
         self.vllm: rig.Process | None = None
@@ -45,13 +47,15 @@ class Bench:
             pass
 
     def start_vllm(self) -> None:
-        extra = ("--worker-extension-cls", FAULTY)
-        self.vllm = rig.vllm(self.model, self.state, *extra, port=self.port)
+        self.vllm = rig.vllm(self.model, self.state, *self.flags, port=self.port)
 
     def attach(self) -> None:
-        # Without a twin, so that updates go into the model that generates, and can break off there.
-        self.sidecar = rig.sidecar(self.model, self.state, self.line, "--no-twin", vllm_url=self.url)
+        self.start_sidecar()
         self.sidecar.wait_attached()
+
+    def start_sidecar(self, *flags: str) -> None:
+        # Without a twin, so that updates go into the model that generates, and can break off there.
+        self.sidecar = rig.sidecar(self.model, self.state, self.line, "--no-twin", *flags, vllm_url=self.url)
 
     def kill_vllm(self) -> None:
         """All of its processes, at once."""
@@ -62,17 +66,18 @@ class Bench:
         """Publish a version that samples `token` alone."""
         return self.line.publish(rig.signature(self.line.tensors, token))
 
-    def hold_load(self, version: rig.Version, *, then: str = "go on") -> Path:
+    def hold_load(self, version: rig.Version, *, then: str = "go on", rank: int = 0) -> Path:
         """Target a version and return in the middle of its swap; it goes on when the file that is returned is gone."""
         gate = self.state / "gate"
-        self.ask_worker("slipway_hold_load", str(gate), then)
+        self.ask_worker("slipway_hold_load", str(gate), then, rank=rank)
         with self.sidecar.control() as control:
             control.set_target(version=version.name, root=version.root, manifest=version.manifest)
         rig.wait_until(gate.exists)
         return gate
 
-    def ask_worker(self, method: str, *arguments: str) -> None:
-        body = {"method": method, "args": list(arguments)}
+    def ask_worker(self, method: str, *arguments: str, rank: int = 0) -> None:
+        """Have one rank do what its extension has a method for."""
+        body = {"method": "slipway_of_rank", "args": [str(rank), method, *arguments]}
         httpx.post(f"{self.url}/collective_rpc", json=body, timeout=60).raise_for_status()
 
     async def tokens(self, count: int = 4, **bounds: object) -> Generated:

@@ -62,6 +62,7 @@ class RoutesSource(StrEnum):
 class WorkerStatus(msgspec.Struct, kw_only=True):
     """One worker. `version` and `root` are those of the weights in the model; `swaps` counts their changes.
 
+    `attached`: it reads versions, where it was told from where, and meters its steps; `error` says why not.
     `updating`: an update was begun in vLLM and not ended.
     `damaged`: the model holds a part of an update and must not generate. `poisoned`: the shadow is not what its root
     names. Sizes in bytes, times in seconds.
@@ -71,6 +72,7 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     root: str
     state: WorkerState
     swaps: int
+    attached: bool
     updating: bool
     damaged: bool
     poisoned: bool

@@ -175,8 +175,8 @@ class VllmReplica:
         """VLLM did not answer, or not as it should: no request is sent to it before it has been attached again."""
         if self._attached:
             log.warning("vllm_lost error=%s", error)
-        self._attached = False
         self.tickets.closed = EngineUnreachable(f"vLLM is not attached: {error}")
+        self._attached = False
 
     def _load(self, target: TargetBody) -> list[WorkerStatus]:
         """The workers, after they have loaded what is staged. Raises: EngineError unless all have."""
@@ -251,7 +251,7 @@ class VllmReplica:
 
     def _require_attached(self) -> None:
         if not self._attached:
-            raise EngineUnreachable("vLLM is not attached: it is starting, or gone; the target is tried again")
+            raise EngineUnreachable(f"{self.tickets.closed}; the target is tried again")
 
     def _watch(self) -> None:
         while not self._closing.is_set():
@@ -288,9 +288,9 @@ class VllmReplica:
     def _attach(self) -> None:
         """Learn what vLLM has, finish what was left of a swap, and begin to answer."""
         with self._steering:
-            if self._source is not None:
-                self._control.start_transfer(self._source)
-            self._control.attach(twin=self._twin)
+            for worker in self._control.attach(self._source, twin=self._twin):
+                if not worker.attached:
+                    raise given_up(worker)
             self._control.pause(PauseMode.KEEP)
             self._go_on(self._control.workers())
             first = self.workers[0]

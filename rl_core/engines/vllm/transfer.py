@@ -139,9 +139,10 @@ class DeltaTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         )  # fmt: skip
 
     def prepare(self, target: TargetBody) -> None:
-        """Bring the shadow to a target in the background; `state` says how far. Raises: EngineError, RequestRefused."""
+        """Bring the shadow to a target in the background; `state` says how far. Raises: EngineError."""
         if self._shadow is None or self._store is None:
-            raise RequestRefused("the worker has no store yet; initialise the weight transfer first")
+            self.give_up(RequestRefused("the worker has no store; start the sidecar with one"), target.version)
+            return
         if self.state is WorkerState.PREPARING:
             raise EngineError("the worker is still at the target before; wait for it")
         if target.limit_bytes_s is not None:  # each rank reads by itself
@@ -153,6 +154,11 @@ class DeltaTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             target=self._prepare, args=(self._store, self._shadow, target), name="prepare-weights", daemon=True
         )
         self._thread.start()
+
+    def give_up(self, error: RlCoreError, what: str) -> None:
+        """Say by `error` and `state` why `what`, a version or the attaching, came to nothing."""
+        log.warning("given_up what=%s code=%s error=%s", what, error.code, error)
+        self.error, self.state = bare(error), WorkerState.FAILED
 
     def start_weight_update(self) -> None:
         """Nothing to do: a swap is one call."""
@@ -166,10 +172,10 @@ class DeltaTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         try:
             self._swap(update_info.version)
         except RlCoreError as error:
-            self._fail(error, update_info.version)
+            self.give_up(error, update_info.version)
         except Exception as error:
             log.exception("swap_fault version=%s", update_info.version)
-            self._fail(EngineError(f"the swap failed: {type(error).__name__}: {error}"), update_info.version)
+            self.give_up(EngineError(f"the swap failed: {type(error).__name__}: {error}"), update_info.version)
 
     def finish_weight_update(self) -> None:
         """Nothing to do: a swap is one call."""
@@ -258,14 +264,10 @@ class DeltaTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             refuse_another_form(target.version, shadow.tensors, serving=self._forms)
             stage_s = self._load_twin(shadow)
         except RlCoreError as error:
-            self._fail(error, target.version)
+            self.give_up(error, target.version)
         except Exception as error:
             log.exception("prepare_fault version=%s", target.version)
-            self._fail(EngineError(f"the update failed: {type(error).__name__}: {error}"), target.version)
+            self.give_up(EngineError(f"the update failed: {type(error).__name__}: {error}"), target.version)
         else:
             self._staged = _Staged(target.version, done, stage_s)
             self.state = WorkerState.STAGED
-
-    def _fail(self, error: RlCoreError, version: str) -> None:
-        log.warning("target_failed version=%s code=%s error=%s", version, error.code, error)
-        self.error, self.state = bare(error), WorkerState.FAILED

@@ -106,13 +106,10 @@ class VllmControl:
         except httpx.HTTPError:
             return False
 
-    def start_transfer(self, source: TransferSource) -> None:
-        """Have the workers read their shadows, unless they did."""
-        self._post("/init_weight_transfer_engine", {"init_info": msgspec.to_builtins(source)}, timeout=_LONG)
-
-    def attach(self, *, twin: bool) -> list[WorkerStatus]:
-        """Have the workers meter steps and keep routes, and make twins of their models."""
-        return self._workers("slipway_attach", WorkerStatus, "yes" if twin else "no", timeout=_LONG)
+    def attach(self, source: TransferSource | None, *, twin: bool) -> list[WorkerStatus]:
+        """Have the workers read their shadows, meter steps, keep routes and make twins, unless they did."""
+        told = msgspec.json.encode(source).decode()
+        return self._workers("slipway_attach", WorkerStatus, told, "yes" if twin else "no", timeout=_LONG)
 
     def workers(self) -> list[WorkerStatus]:
         """How the workers are."""

@@ -6,6 +6,7 @@ vLLM's HTTP interface carries nothing else. Importing the module registers the w
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections import deque
@@ -20,6 +21,10 @@ from rl_core.engines.vllm.messages import BACKEND, RoutesSource, WorkerStatus, t
 from rl_core.engines.vllm.routes import RouteRecorder
 from rl_core.engines.vllm.transfer import DeltaTransferEngine
 from rl_core.engines.vllm.twin import TwinModel
+from rl_core.errors import EngineError, RlCoreError
+
+# vLLM shows what is logged below its own name.
+log = logging.getLogger(f"vllm.{__name__}")
 
 WeightTransferEngineFactory.register_engine(BACKEND, DeltaTransferEngine)
 
@@ -93,25 +98,32 @@ class DeltaWorkerExtension:
     vllm_config: Any
     weight_transfer_engine: Any
     _weight_update_active: bool
+    _slipway_attached = False
 
-    def slipway_attach(self, twin: str) -> str:
-        """Hook into the model runner, once, and make a twin of its model where `twin` is `yes`; the worker's status."""
-        if getattr(self, "_slipway_meter", None) is None:
-            # vLLM's attention computes with AMX tiles where a CPU has them, and the kernel kills a process that does so
-            # without having asked: which only happens when some larger product comes first.
-            if torch.cpu._is_amx_tile_supported():
-                torch.cpu._init_amx()
-            models, recorder = [self.model_runner.get_model()], None
-            if twin == "yes":
-                self._slipway_engine().twin = made = TwinModel(self.model_runner, self.vllm_config)
-                models.append(made.model)
-            if self._slipway_routes() is RoutesSource.RECORDER:
-                recorder = RouteRecorder(*models, experts=self.vllm_config.model_config.get_num_experts())
-            self._slipway_meter = _Meter(self.model_runner, recorder)
+    def slipway_attach(self, source: str, twin: str) -> str:
+        """Read the shadow from a `TransferSource`, or null; hook into the model runner, once; the status.
+
+        A twin of the model is made where `twin` is `yes`. Nothing is raised: when one worker raises, vLLM leaves the
+        answers of others unread, and takes them for those to its next call.
+        """
+        engine = self._slipway_engine()
+        try:
+            where = msgspec.json.decode(source)
+            if where is not None:
+                engine.init_transfer_engine(engine.parse_init_info(where))
+            if getattr(self, "_slipway_meter", None) is None:
+                self._slipway_hook(twin == "yes")
+        except RlCoreError as error:
+            engine.give_up(error, "attaching")
+        except Exception as error:
+            log.exception("attach_fault")
+            engine.give_up(EngineError(f"attaching failed: {type(error).__name__}: {error}"), "attaching")
+        else:
+            self._slipway_attached = True
         return self.slipway_status()
 
     def slipway_prepare(self, target: str) -> str:
-        """Start on a target, a `TargetBody`; the status. Raises: RlCoreError."""
+        """Start on a target, a `TargetBody`; the status."""
         self._slipway_engine().prepare(msgspec.json.decode(target, type=TargetBody))
         return self.slipway_status()
 
@@ -124,6 +136,7 @@ class DeltaWorkerExtension:
             root=engine.root,
             state=engine.state,
             swaps=engine.swaps,
+            attached=self._slipway_attached,
             updating=bool(self._weight_update_active),
             damaged=engine.damaged,
             poisoned=engine.poisoned,
@@ -154,6 +167,19 @@ class DeltaWorkerExtension:
         meter = getattr(self, "_slipway_meter", None)
         recorder = meter.recorder if meter else None
         return msgspec.json.encode(recorder.take(request_id) if recorder else None).decode()
+
+    def _slipway_hook(self, twin: bool) -> None:
+        # vLLM's attention computes with AMX tiles where a CPU has them, and the kernel kills a process that does so
+        # without having asked: which only happens when some larger product comes first.
+        if torch.cpu._is_amx_tile_supported():
+            torch.cpu._init_amx()
+        models, recorder = [self.model_runner.get_model()], None
+        if twin:
+            self._slipway_engine().twin = made = TwinModel(self.model_runner, self.vllm_config)
+            models.append(made.model)
+        if self._slipway_routes() is RoutesSource.RECORDER:
+            recorder = RouteRecorder(*models, experts=self.vllm_config.model_config.get_num_experts())
+        self._slipway_meter = _Meter(self.model_runner, recorder)
 
     def _slipway_engine(self) -> DeltaTransferEngine:
         engine = self.weight_transfer_engine

@@ -109,14 +109,14 @@ class ScriptedVllm:
     @classmethod
     def of(cls, workers: int) -> ScriptedVllm:
         status = WorkerStatus(
-            version=None, root=root(0), state=WorkerState.IDLE, swaps=0, updating=False, damaged=False,
-            poisoned=False, shadow_bytes=1, prefix_caching=True, routes=RoutesSource.NONE,
+            version=None, root=root(0), state=WorkerState.IDLE, swaps=0, attached=True, updating=False,
+            damaged=False, poisoned=False, shadow_bytes=1, prefix_caching=True, routes=RoutesSource.NONE,
         )  # fmt: skip
         return cls([Worker(status) for _ in range(workers)])
 
     def app(self) -> ASGIApp:
         paths = {
-            "/health": self._done, "/init_weight_transfer_engine": self._done, "/collective_rpc": self._rpc,
+            "/health": self._done, "/collective_rpc": self._rpc,
             "/start_weight_update": self._begin, "/update_weights": self._load, "/finish_weight_update": self._finish,
             "/update_weight_version": self._name, "/pause": self._pause, "/resume": self._resume,
             "/reset_prefix_cache": self._drop, "/abort_requests": self._abort,

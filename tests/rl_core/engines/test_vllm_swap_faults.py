@@ -143,6 +143,19 @@ async def test_when_no_rank_loads_the_old_version_goes_on(bench: Bench):
     assert bench.control.metrics()["faults_total"] == faults
 
 
+def test_a_rank_that_does_not_attach_says_why_until_it_does(bench: Bench):
+    rank, why = bench.vllm.workers[1], "cannot use the spool folder"
+    rank.tell(attached=False, error=why, error_code="store_unavailable")
+    bench.sidecar.replica.lost(EngineUnreachable("the connection broke"))
+    status = bench.target(step := next(STEPS))
+    assert status.error_code == "engine_unreachable"
+    assert why in status.error
+    assert not bench.attached()
+    rank.tell(attached=True, error=None, error_code=None)
+    wait_until(bench.attached)
+    assert bench.target(step).version == version(step)
+
+
 def test_a_pause_outlasts_a_lost_connection_until_somebody_resumes(bench: Bench):
     bench.target(next(STEPS))
     bench.control.pause(PauseMode.KEEP)
