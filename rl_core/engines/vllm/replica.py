@@ -120,6 +120,9 @@ class VllmReplica:
         """Have every worker fetch and verify a target, and wait for it. Raises: RlCoreError, Interrupted."""
         self._require_attached()
         self._await_workers(interrupted)
+        if target.limit_bytes_s is not None:  # each worker reads the store by itself
+            share = target.limit_bytes_s / len(self.workers)
+            target = msgspec.structs.replace(target, limit_bytes_s=share)
         self.workers = self._control.prepare(target)
         self._await_workers(interrupted)
         for worker in self.workers:

@@ -17,7 +17,7 @@ from scripted_vllm import Bench, root, serving, version
 
 from rl_core.engines import targets
 from rl_core.engines.client import EngineClient
-from rl_core.engines.protocol import GenerateBody, SlotState, TokenEvent
+from rl_core.engines.protocol import GenerateBody, SlotState, TargetBody, TokenEvent
 from rl_core.engines.vllm import replica
 from rl_core.errors import EngineError, EngineUnreachable, VersionUnavailable
 from rl_core.types import FinishReason, PauseMode, SamplingParams, VersionRef
@@ -141,6 +141,13 @@ async def test_when_no_rank_loads_the_old_version_goes_on(bench: Bench):
     faults = bench.control.metrics()["faults_total"]
     assert FinishReason.ABORT not in await swap_with_faults(bench, lay)
     assert bench.control.metrics()["faults_total"] == faults
+
+
+def test_ranks_share_the_limit_of_what_is_read_from_the_store(bench: Bench):
+    step = next(STEPS)
+    target = TargetBody(version=version(step), root=root(step), manifest="m/manifest.json", limit_bytes_s=1000.0)
+    bench.sidecar.replica.prepare(target, interrupted=lambda: False)
+    assert [rank.staged.limit_bytes_s for rank in bench.vllm.workers] == [500.0, 500.0]
 
 
 def test_a_rank_that_does_not_attach_says_why_until_it_does(bench: Bench):
