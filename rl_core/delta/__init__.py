@@ -5,6 +5,7 @@
 """
 
 from rl_core.delta.manifest import Base, Manifest, ManifestKind, read_manifest, version_prefix
+from rl_core.delta.parts import merge_parts
 from rl_core.delta.path import Hop, HopKind, Target, plan_path
 from rl_core.delta.publisher import Published, publish_delta, publish_snapshot
 from rl_core.delta.receiver import Progress, Reconciled, ReconcilePhase, reconcile
@@ -23,6 +24,7 @@ __all__ = [
     "Reconciled",
     "ShadowWeights",
     "Target",
+    "merge_parts",
     "plan_path",
     "publish_delta",
     "publish_snapshot",

@@ -164,6 +164,11 @@ def manifest_key(prefix: str) -> str:
     return check_key(f"{prefix}/manifest.json")
 
 
+def part_prefix(prefix: str, part: int) -> str:
+    """Where the manifest of a part lies, of a version that several processes publish under `prefix`."""
+    return f"{prefix}/parts/{part}"
+
+
 def segment_key(prefix: str, index: int, *, digest: str) -> str:
     """A segment's key under a publishing prefix: named by content, so that one that stands is known for what it is."""
     return check_key(f"{prefix}/segments/{index:04d}-{digest[:32]}")

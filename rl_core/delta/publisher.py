@@ -32,6 +32,7 @@ from rl_core.delta.manifest import (
     encode_manifest,
     forms_digest,
     manifest_key,
+    part_prefix,
     read_manifest,
     version_prefix,
 )
@@ -84,6 +85,11 @@ class _Job:
     profile: Profile = Profile.SMALL
     on_segment: OnSegment | None = None
     on_device: bool | None = None
+    part: int | None = None
+
+    @property
+    def manifest_key(self) -> str:
+        return manifest_key(self.prefix if self.part is None else part_prefix(self.prefix, self.part))
 
     @property
     def kind(self) -> ManifestKind:
@@ -91,15 +97,22 @@ class _Job:
 
 
 def publish_snapshot(
-    store: ObjectStore, tensors: Tensors, *, key_prefix: str, version: VersionRef, fence: int = 0, threads: int = 1
+    store: ObjectStore,
+    tensors: Tensors,
+    *,
+    key_prefix: str,
+    version: VersionRef,
+    fence: int = 0,
+    threads: int = 1,
+    part: int | None = None,
 ) -> Published:
-    """Publish whole weights under `<key_prefix>/{manifest.json,segments/…}`.
+    """Publish whole weights under `<key_prefix>/{manifest.json,segments/…}`; of a `part`, see `parts.merge_parts`.
 
     Raises: ObjectExists when other content stands under the prefix; StoreUnavailable; ModelError for tensors that
     cannot be shipped.
     """
     started = time.perf_counter()
-    job = _Job(key_prefix, version, fence, None, {}, _contiguous(tensors), threads)
+    job = _Job(key_prefix, version, fence, None, {}, _contiguous(tensors), threads, part=part)
     return _publish(store, job, started=started)
 
 
@@ -117,6 +130,7 @@ def publish_delta(
     on_segment: OnSegment | None = None,
     on_device: bool | None = None,
     key_prefix: str | None = None,
+    part: int | None = None,
 ) -> Published:
     """Publish `new` as a difference from `old` under `key_prefix`, by default `lineages/<id>/<epoch>-<number>/<fence>`.
 
@@ -125,6 +139,7 @@ def publish_delta(
     once it stands, and of its frames, in order, on a thread of the publisher's. What changed is found where the weights
     are, on a GPU in torch (`on_device` False: in the host's memory; True: in torch on a CPU, too); what is published is
     the same. Weights that a GPU holds come to the host one tensor a thread, to be hashed. Neither mapping is changed.
+    With a `part` these are some of the version's tensors: see `parts.merge_parts`.
     Raises: BaseMismatch; ObjectExists when other content stands under this fence; StoreUnavailable; ModelError;
     SpecError where `base` names no version.
     """
@@ -139,7 +154,7 @@ def publish_delta(
                 "encode against the last published weights, or publish a snapshot"
             )
     prefix = key_prefix or version_prefix(version, fence=fence)
-    job = _Job(prefix, version, fence, base, old, new, threads, profile, on_segment, on_device)
+    job = _Job(prefix, version, fence, base, old, new, threads, profile, on_segment, on_device, part)
     return _publish(store, job, started=started)
 
 
@@ -155,9 +170,9 @@ def _publish(store: ObjectStore, job: _Job, *, started: float) -> Published:
         leaves = hasher.submit(weights_leaves, job.new, threads=job.threads)
         manifest, encode_s = _upload(store, job, leaves=leaves)
     data = encode_manifest(manifest)
-    created = store.put_or_adopt(manifest_key(job.prefix), data)
-    published = _published(
-        job, manifest, manifest_bytes=len(data), started=started, encode_s=encode_s, adopted=not created
+    created = store.put_or_adopt(job.manifest_key, data)
+    published = published_as(
+        job.manifest_key, manifest, manifest_bytes=len(data), started=started, encode_s=encode_s, adopted=not created
     )
     _log.info(
         "weights_published",
@@ -173,7 +188,7 @@ def _publish(store: ObjectStore, job: _Job, *, started: float) -> Published:
 
 def _standing(store: ObjectStore, job: _Job, *, started: float) -> Published | None:
     """The publication that stands under this fence, if it says the same. Raises: ObjectExists if it does not."""
-    key = manifest_key(job.prefix)
+    key = job.manifest_key
     try:
         size = store.head(key).size_bytes
     except ObjectMissing:
@@ -189,14 +204,15 @@ def _standing(store: ObjectStore, job: _Job, *, started: float) -> Published | N
     whole = same and all(store.head(segment.key).size_bytes == segment.size for segment in manifest.segments)
     if not whole:
         raise ObjectExists(f"{key} stands with other content; publish under a new fence or open a new epoch")
-    return _published(job, manifest, manifest_bytes=size, started=started, encode_s=0.0, adopted=True)
+    return published_as(key, manifest, manifest_bytes=size, started=started, encode_s=0.0, adopted=True)
 
 
-def _published(
-    job: _Job, manifest: Manifest, *, manifest_bytes: int, started: float, encode_s: float, adopted: bool
+def published_as(
+    key: str, manifest: Manifest, *, manifest_bytes: int, started: float, encode_s: float, adopted: bool
 ) -> Published:
+    """What is said of a manifest that stands under `key`; `started` by `time.perf_counter`."""
     return Published(
-        manifest_key=manifest_key(job.prefix),
+        manifest_key=key,
         root=manifest.root,
         bytes=manifest.stored_bytes + manifest_bytes,
         full_bytes=manifest.full_bytes,
