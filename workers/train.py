@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 from django.utils import timezone
 
+from controlplane.celery import VERSION_TIME_LIMIT_S
 from controlplane.models import PolicyVersion, Step
 from controlplane.selectors.followers import profile_for
 from controlplane.services.metrics import MISMATCH_OF, Metric
@@ -36,7 +37,7 @@ log = structlog.get_logger(__name__)
 _resident = ResidentTrainer()
 
 
-@unit_task(WorkKind.TRAIN)
+@unit_task(WorkKind.TRAIN, limit_s=VERSION_TIME_LIMIT_S)
 def train(attempt: Attempt) -> None:
     """One step. Whatever happens, its batch counts once: the commit is refused to all but the newest attempt."""
     step = step_begin(attempt.claim)

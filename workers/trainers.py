@@ -31,7 +31,7 @@ from workers.control import materialise
 
 log = structlog.get_logger(__name__)
 
-CALL_TIMEOUT_S = 540.0
+CALL_TIMEOUT_S = 540.0  # of silence; a step of any length tells how far it is
 _CHECKPOINT = re.compile(r"step-(\d+)-f(\d+)")
 
 

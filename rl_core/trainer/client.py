@@ -89,13 +89,13 @@ class TrainerProcess:
         """Ask for one operation and wait for its result.
 
         Raises: what the trainer raised, by its code (TrainerError, CheckpointError, TrajectoryError, BaseMismatch,
-        StoreUnavailable, …); TrainerLost when the process ended or did not answer in time (it is killed then). Whatever
-        interrupts the wait (a time limit's signal, say) kills it too: the answer that is still to come would be taken
-        for that of the next call.
+        StoreUnavailable, …); TrainerLost when the process ended or was silent for `timeout_s` (it is killed then).
+        Whatever interrupts the wait (a time limit's signal, say) kills it too: the answer that is still to come would
+        be taken for that of the next call.
         """
         line = json.dumps({"op": str(op), **payload}).encode() + b"\n"
         try:
-            answer = self._ask(line, time.monotonic() + timeout_s, progress)
+            answer = self._ask(line, timeout_s, progress)
         except BaseException:
             self._kill()
             raise
@@ -106,7 +106,7 @@ class TrainerProcess:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def _ask(self, line: bytes, deadline: float, progress: Progress | None) -> dict[str, Any]:
+    def _ask(self, line: bytes, timeout_s: float, progress: Progress | None) -> dict[str, Any]:
         """Send a request; its answer, once all progress has been told. Raises: TrainerLost."""
         try:
             if self._process.stdin is None:
@@ -114,7 +114,7 @@ class TrainerProcess:
             self._process.stdin.write(line)
         except (OSError, ValueError) as error:
             raise self._lost(f"does not read: {error}") from error
-        while "progress" in (answer := self._read_answer(deadline)):
+        while "progress" in (answer := self._read_answer(time.monotonic() + timeout_s)):
             if progress is not None:
                 progress(answer["progress"])
         return answer

@@ -192,7 +192,7 @@ def test_what_nobody_takes_up_goes_when_an_export_begins(history, version):
 def test_what_goes_over_whole_versions_has_hours():
     for kind in WorkKind:
         task = app.tasks[ROUTES[kind].task]
-        whole = kind in (WorkKind.EXPORT, WorkKind.DERIVE)
+        whole = kind in (WorkKind.EXPORT, WorkKind.DERIVE, WorkKind.TRAIN)
         assert task.time_limit == (VERSION_TIME_LIMIT_S if whole else TASK_TIME_LIMIT_S)
         assert task.soft_time_limit == task.time_limit - GRACE_S
 

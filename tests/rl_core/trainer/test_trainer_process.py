@@ -256,3 +256,29 @@ def _runs(pid: int) -> bool:
 def test_the_client_imports_without_torch():
     code = "import sys, rl_core.trainer.client; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+TELLS = """
+import sys, time
+sys.stdin.readline()
+for done in range(12):
+    time.sleep(0.5)
+    print('{"progress": {"done": %d}}' % done, flush=True)
+time.sleep(float(sys.argv[1]))
+print('{"result": {"step": 1}}', flush=True)
+"""
+
+
+@pytest.mark.parametrize("silent_s", [0, 60])
+def test_a_step_takes_as_long_as_it_tells_how_far_it_is(silent_s):
+    command = [sys.executable, "-c", TELLS, str(silent_s)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    trainer, seen = TrainerProcess(process), []
+    if silent_s:
+        with pytest.raises(TrainerLost, match="in time"):
+            trainer.call(Op.STEP, timeout_s=5, progress=seen.append)
+    else:
+        assert trainer.call(Op.STEP, timeout_s=5, progress=seen.append) == {"step": 1}
+    assert [one["done"] for one in seen] == list(range(12))
+    trainer.close()
+    assert not trainer.alive
