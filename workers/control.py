@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+from django.conf import settings
 
 from controlplane.celery import VERSION_TIME_LIMIT_S
 from controlplane.models import PolicyVersion
@@ -58,7 +59,12 @@ def materialise(version: PolicyVersion, folder: Path, weight_format: WeightForma
 
     try:
         write(
-            store(), target_of(version), folder, model=Path(version.lineage.model.folder), weight_format=weight_format
+            store(),
+            target_of(version),
+            folder,
+            model=Path(version.lineage.model.folder),
+            weight_format=weight_format,
+            threads=settings.UPDATE_THREADS,
         )
     except ModelError:
         if not folder.exists():  # else another attempt was faster, and wrote the same weights

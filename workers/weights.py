@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from django.conf import settings
+
 from controlplane.errors import Conflict
 from controlplane.models import PolicyVersion
 from controlplane.selectors.publications import reading_of
@@ -17,7 +19,7 @@ def model_shadow(version: PolicyVersion) -> ShadowWeights:
     """The weights of the version's model, as its folder has them. Raises: ModelError."""
     from rl_core.delta import ShadowWeights
 
-    return ShadowWeights.from_checkpoint(version.lineage.model.folder)
+    return ShadowWeights.from_checkpoint(version.lineage.model.folder, threads=settings.UPDATE_THREADS)
 
 
 def bring_to(shadow: ShadowWeights, version: PolicyVersion) -> None:
@@ -29,7 +31,7 @@ def bring_to(shadow: ShadowWeights, version: PolicyVersion) -> None:
     from rl_core.delta import reconcile
 
     if shadow.root != version.root:
-        reconcile(store(), shadow, target_of(version))
+        reconcile(store(), shadow, target_of(version), threads=settings.UPDATE_THREADS)
 
 
 def target_of(version: PolicyVersion) -> Target:

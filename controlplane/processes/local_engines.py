@@ -65,7 +65,8 @@ class LocalEngines:
         argv += ["--inference-token-file", str(tokens["inference"]), "--control-token-file", str(tokens["control"])]
         argv += ["--spool", str(settings.STATE_DIR / "spool" / str(replica.pk))]
         argv += ["--peer-token-file", str(peer_token(replica.cluster))]
-        argv += ["--weight-slots", slots, "--max-seqs", str(settings.ENGINE_MAX_SEQS)]
+        argv += ["--weight-slots", slots, "--update-threads", str(settings.UPDATE_THREADS)]
+        argv += ["--max-seqs", str(settings.ENGINE_MAX_SEQS)]
         argv += ["--max-len", str(self._max_tokens), "--threads", str(settings.ENGINE_THREADS), "--log-level", "info"]
         return ProcessSpec(name=self._name(replica), argv=tuple(argv), env=dict(ENGINE_ENV), priority=30)
 

@@ -158,10 +158,11 @@ def _form(entry: TensorEntry) -> tuple[str, str, list[int]]:
 class DecodeAhead:
     """What a slot decodes while it has no target, a segment at a time. For the thread that owns the slot's shadow."""
 
-    def __init__(self, ahead: FetchAhead, spool: Spool, slot: str) -> None:
+    def __init__(self, ahead: FetchAhead, spool: Spool, slot: str, *, threads: int = 1) -> None:
         self._ahead = ahead
         self._spool = spool
         self._slot = slot
+        self._threads = threads
         self._hop: EarlyHop | None = None
 
     def due(self, root: str) -> bool:
@@ -210,7 +211,7 @@ class DecodeAhead:
             return
         found.begun_by.add(self._slot)  # once, whatever becomes of it
         if draft.codec in KNOWN_CODECS:
-            self._hop = EarlyHop(found, draft, take_shadow(), spool=self._spool)
+            self._hop = EarlyHop(found, draft, take_shadow(), spool=self._spool, threads=self._threads)
 
     def _give_up(self) -> None:
         if (hop := self.hand_over()) is None:

@@ -71,6 +71,7 @@ def _serve(arguments: argparse.Namespace) -> None:
                 spool=arguments.spool,
                 spool_bytes=arguments.spool_mib << 20,
                 peer_token=peer_token,
+                update_threads=arguments.update_threads,
                 slots=arguments.weight_slots,
                 dtype=arguments.dtype,
                 limits=limits,

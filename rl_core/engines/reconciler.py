@@ -48,18 +48,25 @@ class SlotReconciler(TargetLoop):
         store: ObjectStore,
         root: str | None = None,
         sharing: SegmentSharing | None = None,
+        threads: int = 1,
     ) -> None:
-        """`root` is that of the slot's present weights, where it is known; `sharing` is where segments are kept."""
+        """`root` is that of the slot's present weights, where it is known; `sharing` is where segments are kept.
+
+        `threads` decode, and as many hash.
+        """
         super().__init__(slot)
         self._engine = engine
         self._store = store
         self._sharing = sharing
+        self._threads = threads
         self._progress: ProgressMeter | None = None
         present = engine.version(slot)
-        self._standing = _Standing(str(present) if present else None, root or weights_root(engine.tensors(slot)), None)
+        self._standing = _Standing(
+            str(present) if present else None, root or weights_root(engine.tensors(slot), threads=threads), None
+        )
         self._shadow: ShadowWeights | None = None
         self._stale: set[str] = set()  # what the shadow has and the engine has not: what fails leaves it to the next
-        self._ahead = None if sharing is None else DecodeAhead(sharing.ahead, sharing.spool, slot)
+        self._ahead = None if sharing is None else DecodeAhead(sharing.ahead, sharing.spool, slot, threads=threads)
         if sharing is not None:
             sharing.ahead.listen(self._nudge)
         self.start()
@@ -109,7 +116,7 @@ class SlotReconciler(TargetLoop):
         if self._shadow is None:
             present = self._engine.version(self._slot)
             self._shadow = ShadowWeights.from_tensors(
-                self._engine.tensors(self._slot), version=str(present) if present else ""
+                self._engine.tensors(self._slot), version=str(present) if present else "", threads=self._threads
             )
         return self._shadow
 
@@ -137,7 +144,7 @@ class SlotReconciler(TargetLoop):
         with self._source(target) as source:
             done = reconcile(
                 self._store, shadow, wanted, source=source, on_progress=self._progress.tell,
-                early=self._hand_over(),
+                threads=self._threads, early=self._hand_over(),
             )  # fmt: skip
         self._stale.update(done.changed)
         serving = forms_of(self._engine.tensors(self._slot))

@@ -34,7 +34,7 @@ class ServerOptions:
     """How a server process is set up. `store` None: it takes no targets.
 
     `spool` is the folder of fetched segments, of at most `spool_bytes`; `peer_token` what the replicas of the cluster
-    ask of each other for them.
+    ask of each other for them. `update_threads` decode a version in each slot, and as many hash.
     """
 
     model: Path
@@ -45,6 +45,7 @@ class ServerOptions:
     spool: Path | None = None
     spool_bytes: int = SPOOL_BYTES
     peer_token: str | None = None
+    update_threads: int = 1
     slots: tuple[str, ...] = ("default",)
     dtype: ComputeDtype = ComputeDtype.AUTO
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
@@ -93,10 +94,11 @@ class EngineServer:
     def _make_reconcilers(self, options: ServerOptions, sharing: SegmentSharing | None) -> dict[str, SlotReconciler]:
         if options.store is None:
             return {}
-        store = open_store(options.store)
-        root = weights_root(self.engine.tensors(options.slots[0]))
+        store, threads = open_store(options.store), options.update_threads
+        root = weights_root(self.engine.tensors(options.slots[0]), threads=threads)
         return {
-            slot: SlotReconciler(self.engine, slot, store=store, root=root, sharing=sharing) for slot in options.slots
+            slot: SlotReconciler(self.engine, slot, store=store, root=root, sharing=sharing, threads=threads)
+            for slot in options.slots
         }
 
 

@@ -63,6 +63,7 @@ def engine_parser(prog: str, description: str) -> argparse.ArgumentParser:
     add("--store", help="object store URL that targets are fetched from; without it no target is taken")
     add("--spool", type=Path, help="folder that keeps fetched segments, to go on after a kill and for peers")
     add("--spool-mib", type=positive, default=8192, help="how much of them it keeps, MiB")
+    add("--update-threads", type=positive, default=1, help="threads that decode and hash a version, beside generation")
     add("--peer-token-file", type=Path, help="file with the token that the replicas of a cluster share for segments")
     add("--host", default="127.0.0.1")
     add("--port", type=int, required=True, help="inference listener")

@@ -28,10 +28,12 @@ from rl_core.models.checkpoint import read_checkpoint
 from rl_core.store import open_store
 from rl_core.types import WeightFormat
 from tests.domain_factories import TESTER
+from tests.thread_pools import watch
 from tests.weight_history import WeightHistory
 from workers import base, control
 from workers.base import work_on
 from workers.control import export
+from workers.weights import bring_to, model_shadow
 
 pytestmark = pytest.mark.django_db
 
@@ -252,3 +254,16 @@ def test_exports_expire(version, settings):
     settings.EXPORT_DAYS = 3
     assert exports_expire() == 1
     assert seen(row).state == ExportState.DELETED
+
+
+def test_versions_are_decoded_and_hashed_on_as_many_threads_as_are_set(history, version, settings, monkeypatch):
+    settings.UPDATE_THREADS = 3
+    pools, row = watch(monkeypatch), asked(version)
+    work_on(unit_of(row).pk, export)
+    assert seen(row).state == ExportState.READY
+    assert pools == {"leaves": [3], "decode": [3] * 2, "hash": [3] * 2}
+    pools.clear()
+    shadow = model_shadow(version)
+    bring_to(shadow, version)
+    assert shadow.root == version.root
+    assert pools == {"leaves": [3], "decode": [3] * 2, "hash": [3] * 2}

@@ -115,6 +115,7 @@ def _source(arguments: argparse.Namespace) -> TransferSource | None:
         spool=None if arguments.spool is None else str(arguments.spool.resolve()),
         spool_bytes=arguments.spool_mib << 20,
         peer_token=read_token(arguments.peer_token_file) if arguments.peer_token_file else None,
+        update_threads=arguments.update_threads,
     )
 
 

@@ -33,6 +33,7 @@ class TransferSource(msgspec.Struct, frozen=True, kw_only=True):
     """Where workers fetch versions from, and the folder whose weights vLLM started with.
 
     `spool` is a folder of fetched segments, of at most `spool_bytes`; `peer_token` is what replicas ask of each other.
+    In each worker `update_threads` decode, and as many hash.
     """
 
     store: str
@@ -40,6 +41,7 @@ class TransferSource(msgspec.Struct, frozen=True, kw_only=True):
     spool: str | None = None
     spool_bytes: int = 0
     peer_token: str | None = None
+    update_threads: int = 1
 
 
 class WorkerState(StrEnum):

@@ -48,6 +48,7 @@ class StoreInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """Where versions are fetched from, and the folder whose weights vLLM started with.
 
     `spool` is a folder of fetched segments, of at most `spool_bytes`; `peer_token` is what replicas ask of each other.
+    `update_threads` decode, and as many hash.
     """
 
     store: str
@@ -55,6 +56,7 @@ class StoreInfo(WeightTransferInitInfo):  # type: ignore[misc]
     spool: str | None = None
     spool_bytes: int = SPOOL_BYTES
     peer_token: str | None = None
+    update_threads: int = 1
 
 
 @dataclass
@@ -91,6 +93,7 @@ class DeltaTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self.error: RlCoreError | None = None
         self.meter: ProgressMeter | None = None
         self.update: UpdateStats | None = None
+        self._threads = 1
         self._store: ObjectStore | None = None
         self._sharing: SegmentSharing | None = None
         self._shadow: ShadowWeights | None = None
@@ -125,12 +128,12 @@ class DeltaTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         if self._shadow is not None:
             return
         started = time.perf_counter()
-        self._store = open_store(init_info.store)
+        self._store, self._threads = open_store(init_info.store), init_info.update_threads
         if init_info.spool is not None:
             # A folder is one process's: each rank is one.
             folder = Path(init_info.spool) / f"rank-{self.parallel_config.rank}"
             self._sharing = SegmentSharing(folder, max_bytes=init_info.spool_bytes, peer_token=init_info.peer_token)
-        self._shadow = ShadowWeights.from_checkpoint(Path(init_info.folder))
+        self._shadow = ShadowWeights.from_checkpoint(Path(init_info.folder), threads=self._threads)
         self.root = self._shadow.root
         self._forms = forms_of(self._shadow.tensors)
         log.info(
@@ -258,7 +261,9 @@ class DeltaTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             if target.repair:
                 shadow.doubt()
             with self._sharing.source(store, target) if self._sharing is not None else plain as source:
-                done = reconcile(store, shadow, wanted, source=source, on_progress=self.meter.tell)
+                done = reconcile(
+                    store, shadow, wanted, source=source, on_progress=self.meter.tell, threads=self._threads
+                )
             self._dirty |= set(done.changed)
             self._twin_dirty |= set(done.changed)
             refuse_another_form(target.version, shadow.tensors, serving=self._forms)

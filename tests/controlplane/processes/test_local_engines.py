@@ -26,10 +26,12 @@ def test_an_engine_calls_its_slots_what_the_control_plane_asks_for():
         assert slot_names(str(count)) == tuple(list(WeightSlot)[:count])
 
 
-def test_engines_of_every_local_cluster_run_unless_some_are_named(local):
+def test_engines_of_every_local_cluster_run_unless_some_are_named(local, settings):
+    settings.UPDATE_THREADS = 3
     [spec] = LocalEngines().new_specs()
     assert "--max-len 1024" in " ".join(spec.argv)
     assert "--weight-slots default,candidate" in " ".join(spec.argv)
+    assert "--update-threads 3" in " ".join(spec.argv)
     assert not any(spec.env[name] for name in ("SECRET_KEY", "DATABASE_URL", "REDIS_URL", "BROKER_URL"))
     assert LocalEngines(clusters=["elsewhere"]).new_specs() == []
     [spec] = LocalEngines(clusters=[local.cluster.slug], max_tokens=256).new_specs()
