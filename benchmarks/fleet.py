@@ -1,9 +1,11 @@
 """Simulated: a version of a 1.04 T-parameter model on its way to four clusters, in every format on every link.
 
-`sync_s_*` is from the end of the optimiser step until the last cluster serves, at 2 % density, as the product works:
-segments are fetched and decoded while the version is published. The codecs' speeds are measured
-(`python -m benchmarks delta`), links, hosts and prices are assumed: see `fleet_scale` and docs/scale.md, whose tables
-this prints too, from the newest measurement there is. `--quick` changes nothing.
+`sync_s_*` is from the end of the optimiser step until the last cluster serves, at 2 % density. It is a projection. The
+order of things is the product's: segments are fetched and decoded while the version is published. How many hosts and
+threads do it, and that links are full, is not: the product publishes from one process and decodes in one a replica,
+with one segment under way each way, as the last table of `fleet_scale` has it. The codecs' speeds are measured
+(`python -m benchmarks delta`), links, hosts and prices are assumed: see docs/scale.md, whose tables this prints too,
+from the newest measurement there is. `--quick` changes nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`python -m benchmarks.fleet_scale` prints the tables of docs/scale.md, from the figures kept with the code.
 
 With `--renew` it first keeps the newest measurement of the deltas with the code, and writes the tables into the page.
+The last table alone is of the concurrency that the product has today; the others project it onto all hosts.
 The model has 1.04 T parameters in bf16, of which 2 % change in a step; 64 hosts with 16 threads each encode; four
 clusters serve it, each with four replicas of 8 hosts (48 threads and 8 accelerators each, 25 GB/s to an accelerator)
 on a network of 400 Gbit/s. All links named in a row have its rate, the trainer's too.
@@ -19,6 +20,7 @@ from benchmarks import fleet_sync
 from benchmarks.fleet_codecs import PROFILES, Figures, committed, formats, hash_bytes_s, renew
 from benchmarks.fleet_day import Prices, day_of, step_ends
 from benchmarks.fleet_sync import GBIT, Ahead, ClusterSite, Format, Hosts, Plant, Synced
+from rl_core.delta.fetch import CONNECTIONS, PART_BYTES
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "scale.md"
 MODEL_BYTES: Final = 2 * 1.04e12
@@ -28,7 +30,9 @@ FORMATS: Final = {"full": "full checkpoint", "coo": "int32 + bf16", "pulse": "PU
 STEP_S: Final = (300.0, 900.0)
 REPLICAS: Final = 4
 _MARKS: Final = ("<!-- tables -->", "<!-- end of tables -->")
+_ENCODERS: Final = Hosts(hosts=64, threads=16)
 _REPLICA: Final = Hosts(hosts=8, threads=48)
+_UPLINK_RTT_S: Final = 0.01
 _SWAP_S: Final = MODEL_BYTES / (_REPLICA.hosts * 8) / 25e9
 _REGIONS: Final = {"us-east": (100, 0.01), "us-west": (25, 0.06), "eu-central": (25, 0.09), "ap-south": (10, 0.18)}
 
@@ -40,7 +44,7 @@ def plant(figures: Figures, *, gbit: float) -> Plant:
     sites = tuple(_site(name, gbit, rtt_s) for name, (_, rtt_s) in _REGIONS.items())
     return Plant(
         model_bytes=MODEL_BYTES,
-        encoders=Hosts(hosts=64, threads=16),
+        encoders=_ENCODERS,
         uplink_bytes_s=gbit * GBIT,
         clusters=sites,
         hash_bytes_s=hash_bytes_s(figures, density=DENSITY),
@@ -110,6 +114,33 @@ def store_table(figures: Figures) -> Iterator[str]:
         yield f"| {_titled(title, form)} | " + " | ".join(f"{s:,.1f} s" for s in times) + " |"
 
 
+def today_table(figures: Figures) -> Iterator[str]:
+    """Ours with what the product does today: one process at each end, and one segment under way each way."""
+    encode, decode = _ENCODERS.threads, _REPLICA.threads
+    yield f"| link | as assumed | one process, {encode} threads encode, {decode} decode | one process, 1 thread each |"
+    yield "|---" * 4 + "|"
+    for gbit in LINKS_GBIT:
+        where = plant(figures, gbit=gbit)
+        found = [carried(each, figures, "ours") for each in (where, _today(where, encode, decode), _today(where, 1, 1))]
+        cells = (f"{synced.sync_s:,.1f} s (`{form.name}`)" for form, synced in found)
+        yield f"| {gbit} Gbit/s | " + " | ".join(cells) + " |"
+
+
+def _today(where: Plant, encode: int, decode: int) -> Plant:
+    """The same with one process that publishes, on so many threads, and one a replica that receives."""
+    one = Hosts(hosts=1, threads=decode)
+    sites = (
+        dataclasses.replace(site, hosts=one, window_bytes=float(CONNECTIONS * PART_BYTES)) for site in where.clusters
+    )
+    return dataclasses.replace(
+        where,
+        encoders=Hosts(hosts=1, threads=encode),
+        uplink_rtt_s=_UPLINK_RTT_S,
+        clusters=tuple(sites),
+        ahead_segments=2,
+    )
+
+
 def _apart(where: Plant) -> Plant:
     """The same clusters, whose replicas share their cluster's link instead of what came over it."""
     return dataclasses.replace(
@@ -134,6 +165,7 @@ def report(figures: Figures) -> str:
         ("Four clusters on equal links, steps of 5 to 15 minutes:", links_table),
         ("Regions with links of their own, the trainer on 100 Gbit/s; when each serves the version:", regions_table),
         ("Four clusters at 25 Gbit/s each, and what the store gives all of them together:", store_table),
+        ("Four clusters on equal links, ours, with the concurrency of today's product:", today_table),
     ]
     return "\n\n".join(f"{title}\n\n" + "\n".join(table(figures)) for title, table in parts) + "\n"
 

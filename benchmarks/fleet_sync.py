@@ -54,11 +54,16 @@ class Hosts:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSite:
-    """A cluster: its link to the store, the network inside it, and the hosts of each of its replicas."""
+    """A cluster: its link to the store, the network inside it, and the hosts of each of its replicas.
+
+    A download asks for `window_bytes` at once and waits for them before it asks for more; without a bound it waits for
+    nothing.
+    """
 
     name: str
     link_bytes_s: float
     rtt_s: float = 0.0
+    window_bytes: float = math.inf
     replicas: int = 1
     lan_bytes_s: float = math.inf
     hosts: Hosts = Hosts(hosts=1, threads=1)
@@ -68,13 +73,15 @@ class ClusterSite:
 class Plant:
     """Everything but the format. `swap_s` is how long an engine stands still; `commit_s` is manifest and database.
 
-    `ahead_segments` bounds the encoded segments that wait in each host's memory, at either end.
+    `ahead_segments` bounds the encoded segments that wait in each host's memory, at either end. An upload is begun
+    `uplink_rtt_s` after the one before has ended: that long its answer takes.
     """
 
     model_bytes: float
     encoders: Hosts
     uplink_bytes_s: float
     clusters: tuple[ClusterSite, ...]
+    uplink_rtt_s: float = 0.0
     hash_bytes_s: float = math.inf
     egress_bytes_s: float = math.inf
     commit_s: float = 0.0
@@ -166,7 +173,8 @@ class _Trainer:
         self._busy[host] = False
         self._waiting[host] += 1
         self.most_waiting = max(self.most_waiting, self._waiting[host])
-        self.uplink.ask(segment.size / self._plant.uplink_bytes_s, lambda: self._uploaded(host, segment))
+        seconds = segment.size / self._plant.uplink_bytes_s + self._plant.uplink_rtt_s
+        self.uplink.ask(seconds, lambda: self._uploaded(host, segment))
         self._encode(host)
 
     def _uploaded(self, host: int, segment: _Segment) -> None:
@@ -232,12 +240,20 @@ class _Cluster:
         self._egress.send(segment.size, cap_bytes_s=self.site.link_bytes_s, then=lambda: self._fetched(segment))
 
     def _fetched(self, segment: _Segment) -> None:
-        self._fetching = False
         self.downloaded_bytes += segment.size
-        self._clock.after(self.site.rtt_s, lambda: self._share(segment))
+        waits = math.ceil(segment.size / self.site.window_bytes)
+        self._clock.after(self.site.rtt_s * max(waits, 1), lambda: self._share(segment, awaited=waits > 0))
+        if not waits:
+            self._fetch_next()
+
+    def _fetch_next(self) -> None:
+        self._fetching = False
         self._fetch()
 
-    def _share(self, segment: _Segment) -> None:
+    def _share(self, segment: _Segment, *, awaited: bool) -> None:
+        """`awaited`: nothing else was fetched until the segment was there."""
+        if awaited:
+            self._fetch_next()
         self._lan.ask(
             segment.size * (self.site.replicas - 1) / self.site.lan_bytes_s,
             lambda: self._shared(segment),

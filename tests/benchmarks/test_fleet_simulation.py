@@ -79,6 +79,17 @@ def test_one_segment_passes_every_stage_once():
     assert synced.busy_s == {"encode": 3.0, "upload": 4.0, "cores a": 3.0}
 
 
+def test_what_waits_for_answers_is_that_much_later():
+    """Ten segments of 10 bytes: up 1 + 0.5 s each; down 2 s and three windows of 4 bytes at 0.25 s, one by one."""
+    site = ClusterSite(name="a", link_bytes_s=5.0, rtt_s=0.25, window_bytes=4.0, hosts=ONE)
+    where = small_plant(uplink_bytes_s=10.0, uplink_rtt_s=0.5, clusters=(site,), ahead=Ahead.FETCH)
+    synced = sync(where, a_format(segment_bytes=10.0))
+    assert synced.published_s == pytest.approx(10 * 1.5)
+    assert synced.sync_s == pytest.approx(1.5 + 10 * (2 + 3 * 0.25))
+    free = replace(where, clusters=(replace(site, window_bytes=math.inf),))
+    assert sync(free, a_format(segment_bytes=10.0)).sync_s == pytest.approx(1.5 + 10 * 2 + 0.25)
+
+
 def test_what_is_done_ahead_need_not_be_done_after_the_commit():
     """Ten segments of 1 s up, 1 s down and 0.5 s to decode each, and a commit of 2 s."""
     where = small_plant(
