@@ -10,8 +10,8 @@ from controlplane.states import Queue
 
 # A hard limit above every lease-bounded slice; the broker's visibility timeout lies above it.
 TASK_TIME_LIMIT_S = 600
-# The limit of what goes over a whole version's weights in one piece, and of training steps. When the broker sends such a task again meanwhile,
-# the unit is leased, and the message does nothing.
+# The limit of training steps, and of what goes over a whole version's weights in one piece. When the broker sends such
+# a task again meanwhile, the unit is leased, and the message does nothing.
 VERSION_TIME_LIMIT_S = 12 * 3600
 # Before the limit a task is told, and fails in good order.
 GRACE_S = 30

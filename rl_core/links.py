@@ -16,17 +16,21 @@ from rl_core.types import Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shipped:
-    """A delta as it went: encoding alone, and decoding alone at its slowest replica."""
+    """A delta as it went: encoding alone, its way to the store, and decoding alone at its slowest replica.
+
+    `upload_s` of 0: not known.
+    """
 
     profile: Profile
     bytes: float
     encode_s: float
     decode_s: float
+    upload_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What a cluster's link to the store gave when it was measured."""
+    """What a cluster's link from the store gave when it was measured, or the trainer's to it."""
 
     cluster: str
     bytes_per_s: float
@@ -56,13 +60,19 @@ def as_if(shipped: Shipped, profile: Profile) -> Shipped:
         bytes=shipped.bytes * FAST_BYTES**power,
         encode_s=shipped.encode_s * FAST_ENCODE**power,
         decode_s=shipped.decode_s * FAST_DECODE**power,
+        upload_s=shipped.upload_s * FAST_BYTES**power,
     )
 
 
 def choose_profile(shipped: Shipped | None, link: Link | None) -> Choice:
-    """The profile that ends sooner over the link; `small` until a version was carried over one."""
+    """The profile that ends sooner over the link, or over the trainer's own if that is slower.
+
+    `small` until a version was carried over a link.
+    """
     if shipped is None or link is None:
         return Choice(Profile.SMALL, "no link has been measured yet")
+    if shipped.bytes < shipped.upload_s * link.bytes_per_s:
+        link = Link(cluster="the store", bytes_per_s=shipped.bytes / shipped.upload_s)
     ends_s = {profile: _ends_s(as_if(shipped, profile), link) for profile in Profile}
     sooner, later = sorted(Profile, key=lambda profile: ends_s[profile])
     rate = f"{link.bytes_per_s / 1e6:.3g} MB/s to {link.cluster}"

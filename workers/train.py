@@ -136,6 +136,7 @@ def _weights(answer: dict[str, Any], *, base: PolicyVersion | None, choice: Choi
         base=base,
         choice=choice,
         encode_s=None if answer["adopted"] else answer["encode_s"],
+        upload_s=answer["upload_s"] or None,
     )
 
 

@@ -99,5 +99,9 @@ def _shipped(run: Run, arrived: list[Transfer]) -> Shipped | None:
     if row is None or row.bytes is None or row.encode_s is None:
         return None
     return Shipped(
-        profile=Profile(row.profile), bytes=row.bytes, encode_s=row.encode_s, decode_s=decode_s[row.version_id]
+        profile=Profile(row.profile),
+        bytes=row.bytes,
+        encode_s=row.encode_s,
+        decode_s=decode_s[row.version_id],
+        upload_s=row.upload_s or 0.0,
     )

@@ -25,7 +25,7 @@ class PublishedWeights:
     """What stands in the store for a version: its root, where, and how large.
 
     `base` is the version that the delta is made from; the version's parent unless it is named. `choice` is what it was
-    encoded in and why, `encode_s` how long that took; None where that is not known.
+    encoded in and why, `encode_s` and `upload_s` how long that and sending it took; None where that is not known.
     """
 
     root: str
@@ -38,6 +38,7 @@ class PublishedWeights:
     base: PolicyVersion | None = None
     choice: Choice | None = None
     encode_s: float | None = None
+    upload_s: float | None = None
 
 
 def lineage_create(*, project: Project, model: ModelCard, parent: PolicyVersion | None) -> Lineage:
@@ -120,7 +121,10 @@ def version_commit(
         )
         if weights.choice is not None:
             Publication.objects.filter(pk=delta.pk).update(
-                profile=weights.choice.profile.value, profile_reason=weights.choice.reason, encode_s=weights.encode_s
+                profile=weights.choice.profile.value,
+                profile_reason=weights.choice.reason,
+                encode_s=weights.encode_s,
+                upload_s=weights.upload_s,
             )
         moved = Lineage.objects.filter(pk=version.lineage_id, head_id=version.parent_id).update(head=version)
         if not moved:

@@ -64,7 +64,7 @@ def merge_parts(
         created = store.put_or_adopt(key, data)
     except ObjectExists as error:
         raise ObjectExists(f"{key} stands with other content; publish under a new fence or open a new epoch") from error
-    return published_as(key, manifest, manifest_bytes=len(data), started=started, encode_s=0.0, adopted=not created)
+    return published_as(key, manifest, manifest_bytes=len(data), started=started, adopted=not created)
 
 
 def _check_base(parts: Sequence[Manifest], base: Base, leaves: Mapping[str, str]) -> None:

@@ -55,8 +55,9 @@ _Out = TypeVar("_Out")
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """A version that stands in the store. `bytes` counts segments and manifest; `full_bytes` is the plain weights.
 
-    `encode_s` is how long encoding alone takes with the threads that it had. `adopted`: an earlier publication under
-    the same fence was found complete and taken over; nothing was encoded.
+    `encode_s` is how long encoding alone takes with the threads that it had, `upload_s` how long sending does (0:
+    nothing was sent). `adopted`: an earlier publication under the same fence was found complete and taken over;
+    nothing was encoded.
     """
 
     manifest_key: str
@@ -67,6 +68,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     elements: int
     seconds: float
     encode_s: float
+    upload_s: float
     reversible: bool
     adopted: bool = False
 
@@ -168,11 +170,17 @@ def _publish(store: ObjectStore, job: _Job, *, started: float) -> Published:
         return adopted
     with ThreadPoolExecutor(1, thread_name_prefix="leaves") as hasher:
         leaves = hasher.submit(weights_leaves, job.new, threads=job.threads)
-        manifest, encode_s = _upload(store, job, leaves=leaves)
+        manifest, encode_s, upload_s = _upload(store, job, leaves=leaves)
     data = encode_manifest(manifest)
     created = store.put_or_adopt(job.manifest_key, data)
     published = published_as(
-        job.manifest_key, manifest, manifest_bytes=len(data), started=started, encode_s=encode_s, adopted=not created
+        job.manifest_key,
+        manifest,
+        manifest_bytes=len(data),
+        started=started,
+        encode_s=encode_s,
+        upload_s=upload_s,
+        adopted=not created,
     )
     _log.info(
         "weights_published",
@@ -204,11 +212,18 @@ def _standing(store: ObjectStore, job: _Job, *, started: float) -> Published | N
     whole = same and all(store.head(segment.key).size_bytes == segment.size for segment in manifest.segments)
     if not whole:
         raise ObjectExists(f"{key} stands with other content; publish under a new fence or open a new epoch")
-    return published_as(key, manifest, manifest_bytes=size, started=started, encode_s=0.0, adopted=True)
+    return published_as(key, manifest, manifest_bytes=size, started=started, adopted=True)
 
 
 def published_as(
-    key: str, manifest: Manifest, *, manifest_bytes: int, started: float, encode_s: float, adopted: bool
+    key: str,
+    manifest: Manifest,
+    *,
+    manifest_bytes: int,
+    started: float,
+    encode_s: float = 0.0,
+    upload_s: float = 0.0,
+    adopted: bool,
 ) -> Published:
     """What is said of a manifest that stands under `key`; `started` by `time.perf_counter`."""
     return Published(
@@ -220,6 +235,7 @@ def published_as(
         elements=manifest.elements,
         seconds=time.perf_counter() - started,
         encode_s=encode_s,
+        upload_s=upload_s,
         reversible=manifest.reversible,
         adopted=adopted,
     )
@@ -231,8 +247,8 @@ def _patchable(job: _Job, name: str) -> bool:
     return old is not None and old.dtype == new.dtype and old.shape == new.shape
 
 
-def _upload(store: ObjectStore, job: _Job, *, leaves: Future[dict[str, str]]) -> tuple[Manifest, float]:
-    """The segments, on their way up as they are filled; what the manifest says of them, and `encode_s`."""
+def _upload(store: ObjectStore, job: _Job, *, leaves: Future[dict[str, str]]) -> tuple[Manifest, float, float]:
+    """The segments, on their way up as they are filled; what the manifest says of them, `encode_s` and `upload_s`."""
     names = list(job.new)
     patchable = {name for name in names if _patchable(job, name)}
     plan = plan_frames(
@@ -285,7 +301,7 @@ def _upload(store: ObjectStore, job: _Job, *, leaves: Future[dict[str, str]]) ->
         frames=frames,
         segments=segments,
     )
-    return manifest, encode_s
+    return manifest, encode_s, writer.upload_s
 
 
 def _mapped(

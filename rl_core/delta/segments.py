@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -48,6 +49,7 @@ class SegmentWriter:
         self._size = 0
         self._digest = blake3()
         self._frames: list[Frame] = []
+        self._sent_bytes, self._sent_s = 0, 0.0
         self._pending: Future[None] | None = None
         self._segments: list[Segment] = []
 
@@ -82,6 +84,7 @@ class SegmentWriter:
 
     def _put(self, segment: Segment, payloads: list[bytes | memoryview], frames: list[Frame]) -> None:
         if not (self._adopted(segment) or self._copied(segment)):
+            started = time.perf_counter()
             try:
                 self._store.put(segment.key, payloads)
             except ObjectExists as error:
@@ -89,6 +92,11 @@ class SegmentWriter:
                     raise ObjectExists(
                         f"{segment.key} holds other bytes than its name says; publish under a new fence"
                     ) from error
+            else:
+                self._sent_bytes, self._sent_s = (
+                    self._sent_bytes + segment.size,
+                    self._sent_s + time.perf_counter() - started,
+                )
         if self._on_segment is not None:
             self._on_segment(StandingSegment(segment, frames, self._draft))
 
@@ -113,6 +121,11 @@ class SegmentWriter:
             self._store.adopt(segment.key, segment.size)
             and blake3(self._store.get(segment.key)).hexdigest() == segment.blake3
         )
+
+    @property
+    def upload_s(self) -> float:
+        """How long sending all segments takes, by those that were sent; 0 where none was."""
+        return self._sent_s * sum(one.size for one in self._segments) / self._sent_bytes if self._sent_bytes else 0.0
 
     def finish(self, *, uploader: ThreadPoolExecutor) -> list[Segment]:
         """Write what is left; all segments. Raises: ObjectExists, StoreUnavailable."""

@@ -162,6 +162,7 @@ class Session:
             "manifest": published.manifest_key,
             "bytes": published.bytes,
             "encode_s": published.encode_s,
+            "upload_s": published.upload_s,
             "full_bytes": published.full_bytes,
             "changed_elements": published.changed_elements,
             "elements": published.elements,

@@ -28,6 +28,22 @@ def test_the_sooner_one_is_taken_and_the_reason_counts_it_out():
     )
 
 
+@pytest.mark.parametrize(
+    ("upload_s", "where"), [(0.0, "10 MB/s to east"), (1.0, "10 MB/s to east"), (1e3, "1 MB/s to the store")]
+)
+def test_the_trainers_own_link_counts_where_it_is_slower(upload_s, where):
+    shipped = Shipped(profile=Profile.SMALL, bytes=1e9, encode_s=4.0, decode_s=2.0, upload_s=upload_s)
+    assert where in choose_profile(shipped, Link(cluster="east", bytes_per_s=1e7)).reason
+
+
+def test_a_slow_way_to_the_store_asks_for_few_bytes():
+    quick = Link(cluster="east", bytes_per_s=1e12)
+    assert choose_profile(SHIPPED, quick).profile is Profile.FAST
+    slow = Shipped(profile=Profile.SMALL, bytes=1e9, encode_s=4.0, decode_s=2.0, upload_s=20.0)
+    assert choose_profile(slow, quick).profile is Profile.SMALL
+    assert choose_profile(as_if(slow, Profile.FAST), quick) == choose_profile(slow, quick)
+
+
 def test_what_was_measured_in_one_profile_says_the_same_as_in_the_other():
     fast = as_if(SHIPPED, Profile.FAST)
     assert as_if(fast, Profile.SMALL).bytes == pytest.approx(SHIPPED.bytes)

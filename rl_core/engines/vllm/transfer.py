@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.config.weight_transfer import WeightTransferConfig
@@ -148,9 +147,6 @@ class DeltaTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             return
         if self.state is WorkerState.PREPARING:
             raise EngineError("the worker is still at the target before; wait for it")
-        if target.limit_bytes_s is not None:  # each rank reads by itself
-            share = target.limit_bytes_s / self.parallel_config.world_size
-            target = msgspec.structs.replace(target, limit_bytes_s=share)
         self.state, self.target, self.error, self._staged = WorkerState.PREPARING, target.version, None, None
         self.meter = ProgressMeter()
         self._thread = threading.Thread(

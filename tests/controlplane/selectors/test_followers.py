@@ -29,9 +29,9 @@ def arrive(version, slug, *, bytes_per_s, decode_s=1.0, **values):
     )
 
 
-def encoded(version, *, size, encode_s, profile=Profile.SMALL):
+def encoded(version, *, size, encode_s, upload_s=None, profile=Profile.SMALL):
     Publication.objects.filter(version=version, kind=PublicationKind.DELTA).update(
-        bytes=size, encode_s=encode_s, profile=profile.value
+        bytes=size, encode_s=encode_s, upload_s=upload_s, profile=profile.value
     )
 
 
@@ -52,6 +52,18 @@ def test_the_slowest_link_of_the_followers_decides():
     # West follows another run now: its link is nobody's concern.
     ReplicaSlot.objects.filter(replica__cluster__slug="west").update(desired_version=None, desired_source="")
     assert profile_for(run).profile is Profile.FAST
+
+
+def test_a_slower_way_to_the_store_decides():
+    run = make_run()
+    _, first = grow(run, 1)
+    encoded(first, size=1_000_000_000, encode_s=10.0)
+    follow(run, first, "east")
+    arrive(first, "east", bytes_per_s=2e9)
+    assert profile_for(run).profile is Profile.FAST
+    encoded(first, size=1_000_000_000, encode_s=10.0, upload_s=100.0)
+    choice = profile_for(run)
+    assert (choice.profile, choice.reason) == (Profile.SMALL, "100 s at 10 MB/s to the store; fast takes 130 s")
 
 
 def test_only_single_deltas_read_from_the_store_count():

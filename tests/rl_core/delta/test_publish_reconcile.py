@@ -171,6 +171,7 @@ def test_segments_are_told_of_once_they_stand_and_before_the_manifest(location, 
     assert [{frame.segment for frame in one.frames} for one in told] == [{n} for n in range(len(told))]
     assert len(told) > 2
     assert published.encode_s > 0
+    assert published.upload_s > 0
     # Run again after a kill in front of the manifest: those that stand are told of too.
     store.delete(published.manifest_key)
     before = told.copy()
