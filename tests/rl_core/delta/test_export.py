@@ -6,12 +6,15 @@ import sys
 
 import engine_factories as make
 import msgspec
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from rl_core.delta import Base, Target, publish_delta, publish_snapshot, weights_root
 from rl_core.delta.__main__ import main
 from rl_core.delta.export import export_folder
+from rl_core.delta.words import DTYPES
 from rl_core.errors import ModelError
 from rl_core.formats import serving_weights
 from rl_core.models import checkpoint
@@ -53,6 +56,32 @@ def test_transformers_and_the_engine_give_the_same_tokens_on_an_exported_folder(
     greedy = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=258)
     assert said == greedy[0, len(prompt) :].tolist()
     assert engine_tokens(folder, prompt) != said  # of other weights
+
+
+@pytest.mark.parametrize("tag", DTYPES)
+def test_a_checkpoint_of_any_dtype_comes_out_with_the_same_bits_shapes_and_tags(tag, tmp_path):
+    dtype, shapes = DTYPES[tag], {"large": (600, 2048), "small": (3, 8), "none": (0, 4)}
+    random, bound = np.random.default_rng(3), 2 if dtype is torch.bool else 256
+
+    def drawn(shape):
+        numbers = random.integers(0, bound, (*shape, dtype.itemsize), np.uint8)
+        return torch.from_numpy(numbers.reshape(-1)).view(dtype).reshape(shape)
+
+    old = {name: drawn(shape) for name, shape in shapes.items()}
+    model = make.make_model_folder(tmp_path / "model")
+    save_file(old, model / "model.safetensors")
+    new = {**old, "large": torch.cat([old["large"][:1], drawn((599, 2048))])}
+    write_checkpoint(tmp_path / "wanted", new, like=model)
+    store, versions = open_store(tmp_path / "store"), [VersionRef("lin", 0, number) for number in range(2)]
+    whole = publish_snapshot(store, read_checkpoint(model), key_prefix="snapshots/a", version=versions[0])
+    base = Base(str(versions[0]), whole.root, whole.manifest_key)
+    delta = publish_delta(store, old=old, new=new, version=versions[1], base=base, fence=0)
+    target = Target(version=str(versions[1]), root=delta.root, manifest=delta.manifest_key)
+    export_folder(store, target, tmp_path / "out", model=model)
+    written, wanted = (tmp_path / folder / "model.safetensors" for folder in ("out", "wanted"))
+    assert written.read_bytes() == wanted.read_bytes()
+    assert f'"dtype":"{tag}"'.encode() in written.read_bytes()[:400]
+    assert weights_root(read_checkpoint(tmp_path / "out")) == weights_root(new)
 
 
 def test_large_weights_are_spread_over_files_that_transformers_reads(trained, tmp_path):
