@@ -13,6 +13,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='publication',
             name='upload_s',
-            field=models.FloatField(help_text='of sending alone; null: not known, or nothing was sent', null=True),
+            field=models.FloatField(help_text='of sending alone; null: not known, or little was sent', null=True),
         ),
     ]

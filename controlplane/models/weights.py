@@ -96,7 +96,7 @@ class Publication(Entity):
     profile = models.CharField(max_length=8, choices=PROFILES, blank=True)
     profile_reason = models.CharField(max_length=200, blank=True)
     encode_s = models.FloatField(null=True, help_text="of encoding alone; null: not known, or adopted")
-    upload_s = models.FloatField(null=True, help_text="of sending alone; null: not known, or nothing was sent")
+    upload_s = models.FloatField(null=True, help_text="of sending alone; null: not known, or little was sent")
     published_at = models.DateTimeField(null=True)
     deleted_at = models.DateTimeField(null=True)
 

@@ -40,7 +40,7 @@ BLOB_COLUMNS: Final[tuple[tuple[type[Model], str], ...]] = (
     (RolloutCall, "blob_key"),
     (ExportPart, "blob_key"),
 )
-_PUBLICATION: Final = re.compile(r"(.+)/(?:manifest\.json|segments/[^/]+)")
+_PUBLICATION: Final = re.compile(r"(.+?)(?:/parts/\d+)?/(?:manifest\.json|segments/[^/]+)")
 _UUID: Final = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _ATTEMPT: Final = re.compile(rf"lineages/({_UUID})/(\d{{1,9}})-(\d{{1,9}})/(\d{{1,9}})")
 _DERIVED: Final = re.compile(rf".+/derived-({_UUID})/\d+")

@@ -165,7 +165,7 @@ def manifest_key(prefix: str) -> str:
 
 
 def part_prefix(prefix: str, part: int) -> str:
-    """Where the manifest of a part lies, of a version that several processes publish under `prefix`."""
+    """Where the manifest of a part lies, numbered from 0, of a version that several processes publish."""
     return f"{prefix}/parts/{part}"
 
 

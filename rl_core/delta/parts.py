@@ -47,17 +47,22 @@ def merge_parts(
 
     `base_leaves` are the base's, by tensor (its manifest's table, or `weights_leaves`). A part's own base is those of
     its tensors that the base has, and is named by their root: a part that was made from others is found by it.
-    Raises: ObjectMissing for a part that is not there; BaseMismatch; ManifestError for parts of something else, or with
-    tensors in common; ObjectExists when other content stands under this fence; StoreUnavailable.
+    Raises: ObjectMissing for a part that is not there; BaseMismatch; ManifestError for parts of something else, of more
+    processes, of other builds, or with tensors in common; ObjectExists when other content stands under this fence;
+    StoreUnavailable.
     """
     started = time.perf_counter()
     prefix = key_prefix or version_prefix(version, fence=fence)
+    if parts < 1 or store.exists(manifest_key(part_prefix(prefix, parts))):
+        raise ManifestError(f"{prefix} has other parts than {parts}; merge as many as were published")
     found = [read_manifest(store, manifest_key(part_prefix(prefix, number))) for number in range(parts)]
     kind = ManifestKind.SNAPSHOT if base is None else ManifestKind.DELTA
     if any((part.version, part.fence, part.kind) != (str(version), fence, kind) for part in found):
         raise ManifestError(f"a part under {prefix} is not of this {kind} of {version}; publish it under a new fence")
     if base is not None:
         _check_base(found, base, base_leaves or {})
+    if len({part.codec for part in found}) > 1:
+        raise ManifestError(f"the parts under {prefix} are of different builds; publish them again with one")
     manifest = _merged(found, base=base, before=set(base_leaves or ()))
     data, key = encode_manifest(manifest), manifest_key(prefix)
     try:
@@ -87,6 +92,7 @@ def _merged(parts: Sequence[Manifest], *, base: Base | None, before: set[str]) -
         frames.extend(_moved(frame, part.tensors, numbers, after=len(segments)) for frame in part.frames)
         segments.extend(part.segments)
     return Manifest(
+        codec=parts[0].codec,
         version=parts[0].version,
         fence=parts[0].fence,
         kind=parts[0].kind,

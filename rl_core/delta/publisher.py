@@ -56,7 +56,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     """A version that stands in the store. `bytes` counts segments and manifest; `full_bytes` is the plain weights.
 
     `encode_s` is how long encoding alone takes with the threads that it had, `upload_s` how long sending does (0:
-    nothing was sent). `adopted`: an earlier publication under the same fence was found complete and taken over;
+    little was sent). `adopted`: an earlier publication under the same fence was found complete and taken over;
     nothing was encoded.
     """
 

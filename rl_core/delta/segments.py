@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from rl_core.delta.codec import EncodedFrame
 from rl_core.delta.manifest import Draft, Frame, Segment, StandingSegment, TensorRange, segment_key
-from rl_core.errors import ObjectExists, StoreError
+from rl_core.errors import ObjectExists, ObjectMissing, StoreError
 from rl_core.store import ObjectStore
 
 OnSegment = Callable[[StandingSegment], None]
@@ -105,14 +105,19 @@ class SegmentWriter:
         return self._standing.get(segment.key) == segment.size and self._store.adopt(segment.key, segment.size)
 
     def _copied(self, segment: Segment) -> bool:
-        """Whether an earlier attempt has put the same, which then stands here, too."""
+        """Whether an earlier attempt has put the same, which then stands here, too. What it put is read once."""
         source = self._earlier.get(segment.key.rpartition("/")[2])
-        if source is None or self._standing[source] != segment.size or segment.key in self._standing:
+        if source is None or segment.key in self._standing:
             return False
         try:
+            if blake3(self._store.get(source)).hexdigest() != segment.blake3:
+                return False
             self._store.copy(source, segment.key)
             return self._store.adopt(segment.key, segment.size)
-        except StoreError:  # it is gone, or this kind of store copies nothing
+        except ObjectMissing:
+            return False
+        except StoreError:  # this kind of store copies nothing, or not now: it is not asked again
+            self._earlier.clear()
             return False
 
     def _stands(self, segment: Segment) -> bool:
@@ -124,8 +129,9 @@ class SegmentWriter:
 
     @property
     def upload_s(self) -> float:
-        """How long sending all segments takes, by those that were sent; 0 where none was."""
-        return self._sent_s * sum(one.size for one in self._segments) / self._sent_bytes if self._sent_bytes else 0.0
+        """How long sending all segments takes, by those that were sent; 0 where that is less than half of the bytes."""
+        total = sum(one.size for one in self._segments)
+        return self._sent_s * total / self._sent_bytes if 0 < total <= 2 * self._sent_bytes else 0.0
 
     def finish(self, *, uploader: ThreadPoolExecutor) -> list[Segment]:
         """Write what is left; all segments. Raises: ObjectExists, StoreUnavailable."""

@@ -225,7 +225,7 @@ class TargetBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     `deltas` are keys of further manifests that lead towards it (skip-deltas); the cheapest path by bytes is taken.
     `peers` are inference URLs of replicas of the same cluster that may hold segments already; nothing that they send
-    is believed unchecked. `limit_bytes_s` bounds what this replica reads from the store a second.
+    is believed unchecked. `limit_bytes_s` bounds what the slot reads from the store a second.
     With `repair` nothing that the replica holds is believed: everything comes from a snapshot.
     """
 

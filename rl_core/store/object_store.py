@@ -1,9 +1,9 @@
 """Create-only objects over obstore: a local folder by default; S3, GCS, Azure by URL, with the same semantics.
 
-Nothing is ever overwritten. A key is taken once; a second writer gets `ObjectExists` and decides by the content
-(`put_or_adopt`). Keys carry either a content digest (blobs) or the writer's fence (segments, manifests), so two
-writers meet under one key only when they mean the same bytes. What was put is durable when `put` returns: cloud stores
-say so themselves, and a local store has the disk write the object and its name.
+Nothing is ever overwritten, but by `copy` with the same bytes. A key is taken once; a second writer gets `ObjectExists`
+and decides by the content (`put_or_adopt`). Keys carry either a content digest (blobs) or the writer's fence (segments,
+manifests), so two writers meet under one key only when they mean the same bytes. What was put is durable when `put`
+returns: cloud stores say so themselves, and a local store has the disk write the object and its name.
 
 Objects are small enough for one conditional request (segments end below 64 MiB): no store completes a multipart upload
 create-only in the same way as the others. Large reads go by ranges, side by side; see `delta.fetch`.
@@ -193,7 +193,7 @@ class ObjectStore:
     def copy(self, source: str, key: str) -> None:
         """Have the store make `key` of what `source` holds; nothing passes through here.
 
-        It overwrites: `key` has to be its caller's alone. Raises: ObjectMissing, StoreUnsuitable.
+        It overwrites: whoever writes `key` must mean these bytes. Raises: ObjectMissing, StoreUnsuitable.
         """
         check_key(source)
         check_key(key)

@@ -111,13 +111,28 @@ class TrainerProcess:
         try:
             if self._process.stdin is None:
                 raise TrainerLost("the trainer process has no standard input")
-            self._process.stdin.write(line)
+            self._write(self._process.stdin, line, time.monotonic() + timeout_s)
         except (OSError, ValueError) as error:
             raise self._lost(f"does not read: {error}") from error
         while "progress" in (answer := self._read_answer(time.monotonic() + timeout_s)):
             if progress is not None:
                 progress(answer["progress"])
         return answer
+
+    def _write(self, pipe: IO[bytes], line: bytes, deadline: float) -> None:
+        """Write as the trainer reads: a line may be longer than a pipe."""
+        os.set_blocking(pipe.fileno(), False)
+        rest = memoryview(line)
+        while rest:
+            rest = rest[pipe.write(rest) or 0 :]
+            if rest and not self._ready(pipe, selectors.EVENT_WRITE, deadline):
+                raise self._lost("did not read in time")
+
+    @staticmethod
+    def _ready(pipe: IO[bytes], event: int, deadline: float) -> bool:
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, event)
+            return bool(selector.select(max(0.0, deadline - time.monotonic())))
 
     def _read_answer(self, deadline: float) -> dict[str, Any]:
         while b"\n" not in self._buffer:
@@ -138,10 +153,8 @@ class TrainerProcess:
         out = self._process.stdout
         if out is None:
             raise self._lost("has no standard output")
-        with selectors.DefaultSelector() as selector:
-            selector.register(out, selectors.EVENT_READ)
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise self._lost("did not answer in time")
+        if not self._ready(out, selectors.EVENT_READ, deadline):
+            raise self._lost("did not answer in time")
         return os.read(out.fileno(), 1 << 16)
 
     def _lost(self, what: str) -> TrainerLost:

@@ -124,10 +124,11 @@ class DeltaTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
         Raises: ModelError, SpecError.
         """
+        self._threads = init_info.update_threads
         if self._shadow is not None:
             return
         started = time.perf_counter()
-        self._store, self._threads = open_store(init_info.store), init_info.update_threads
+        self._store = open_store(init_info.store)
         if init_info.spool is not None:
             # A folder is one process's: each rank is one.
             folder = Path(init_info.spool) / f"rank-{self.parallel_config.rank}"

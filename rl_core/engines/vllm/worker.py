@@ -107,6 +107,7 @@ class DeltaWorkerExtension:
         answers of others unread, and takes them for those to its next call.
         """
         engine = self._slipway_engine()
+        self._slipway_attached = False
         try:
             where = msgspec.json.decode(source)
             if where is not None:

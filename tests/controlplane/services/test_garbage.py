@@ -203,6 +203,8 @@ def test_a_publication_under_way_is_kept_and_a_dead_attempt_at_it_is_not(store, 
         published_at="2026-01-01T00:00Z", root="a" * 64, manifest_key=f"{folder}/2/manifest.json"
     )
     assert list(unneeded(keys(store))) == [f"{folder}/1/segments/0000"]
+    store.put(f"{folder}/2/parts/0/manifest.json", b"of a part")
+    assert list(unneeded(keys(store))) == [f"{folder}/1/segments/0000"]
 
 
 @pytest.mark.django_db

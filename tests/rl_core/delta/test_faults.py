@@ -23,6 +23,7 @@ from rl_core.delta import (
     publish_snapshot,
     read_manifest,
     reconcile,
+    weights_root,
 )
 from rl_core.delta.apply import HopApplication
 from rl_core.delta.codec import FrameMode
@@ -37,6 +38,7 @@ from rl_core.errors import (
     ObjectExists,
     ObjectMissing,
     StoreUnavailable,
+    StoreUnsuitable,
     WeightsError,
 )
 from rl_core.store import open_store
@@ -378,16 +380,39 @@ def test_a_publisher_killed_before_the_manifest(location):
     assert same_bits(shadow.tensors, new)
 
 
-@pytest.mark.parametrize("gone", [False, True], ids=["stands", "collected"])
-def test_an_attempt_after_a_killed_one_sends_what_does_not_stand(location, gone):
+def test_a_store_that_copies_nothing_is_asked_once(location, monkeypatch):
+    monkeypatch.setattr("rl_core.delta.publisher.SEGMENT_BYTES", 1 << 9)
+    monkeypatch.setattr("rl_core.delta.publisher.plan_frames", partial(plan_frames, frame_bytes=1 << 12))
+    store, old, asked = open_store(location), make_weights(), []
+
+    def refuses(source, key):
+        asked.append(source)
+        raise StoreUnsuitable("no copies here")
+
+    store.copy = refuses
+    base, new = Base("lin:0-0", weights_root(old)), step(old, seed=1)
+    for fence in (0, 1):
+        made = publish_delta(store, old=old, new=new, version=VersionRef("lin", 0, 1), base=base, fence=fence)
+    assert len(read_manifest(store, made.manifest_key).segments) > 1
+    assert len(asked) == 1
+    shadow = ShadowWeights.from_tensors(old)
+    reconcile(store, shadow, Target(version="lin:0-1", root=made.root, manifest=made.manifest_key))
+    assert same_bits(shadow.tensors, new)
+
+
+@pytest.mark.parametrize("how", ["stands", "collected", "damaged"])
+def test_an_attempt_after_a_killed_one_sends_what_does_not_stand(location, how):
     assert _publish_elsewhere(location, "kill").returncode == -9
     store = open_store(location)
     (left,) = store.list("lineages")
     sent, put, listed = [], store.put, store.list
+    if how == "damaged":
+        data = store.get(left.key)
+        replace(store, left.key, data[:-1] + bytes([data[-1] ^ 1]))
 
     def list_and_collect(prefix=""):
         found = list(listed(prefix))
-        if gone and found:
+        if how == "collected" and found:
             store.delete(left.key)
         return iter(found)
 
@@ -399,8 +424,9 @@ def test_an_attempt_after_a_killed_one_sends_what_does_not_stand(location, gone)
     published = publish_delta(store, old=old, new=new, version=VersionRef("lin", 0, 1), base=base, fence=1)
     (segment,) = read_manifest(store, published.manifest_key).segments
     assert segment.key == left.key.replace("/0/segments/", "/1/segments/")
-    assert sent == [*([segment.key] if gone else []), published.manifest_key]
-    if not gone:
+    assert sent == [*([] if how == "stands" else [segment.key]), published.manifest_key]
+    assert (published.upload_s > 0) == (how != "stands")
+    if how == "stands":
         store.delete(left.key)  # an earlier attempt's are garbage
     reconcile(store, shadow, Target(version="lin:0-1", root=published.root, manifest=published.manifest_key))
     assert same_bits(shadow.tensors, new)

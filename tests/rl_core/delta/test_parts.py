@@ -1,10 +1,13 @@
 """A version that several processes publish, each its own tensors."""
 
+from functools import partial
+
 import pytest
-from weightpairs import make_weights, same_bits, step
+from weightpairs import make_weights, replace, same_bits, step
 
 from rl_core.delta import (
     Base,
+    Manifest,
     ShadowWeights,
     Target,
     merge_parts,
@@ -77,8 +80,9 @@ def test_a_merge_is_run_again_and_says_no_other_thing(shards):
     again = shards.merge()
     assert again.adopted
     assert (again.root, again.bytes) == (made.root, made.bytes)
+    replace(shards.store, made.manifest_key, b"another")
     with pytest.raises(ObjectExists, match="new fence"):
-        shards.merge(parts=PARTS - 1)
+        shards.merge()
 
 
 def test_a_part_that_is_missing_or_of_something_else_is_refused(shards):
@@ -90,8 +94,28 @@ def test_a_part_that_is_missing_or_of_something_else_is_refused(shards):
     shards.store.put(key.replace("/5/", "/4/"), shards.store.get(key))
     with pytest.raises(ManifestError, match="not of this delta"):
         shards.merge()
+    shards.store.delete(key.replace("/5/", "/4/"))
     with pytest.raises(ManifestError, match="not of this snapshot"):
         shards.merge(parts=2, base=None, base_leaves=None)
+
+
+def test_all_parts_that_were_published_are_merged(shards):
+    for number in range(PARTS):
+        shards.publish(number)
+    for parts in (PARTS - 1, 0):
+        with pytest.raises(ManifestError, match=f"other parts than {parts}"):
+            shards.merge(parts=parts)
+    with pytest.raises(ObjectMissing):
+        shards.merge(parts=PARTS + 1)
+
+
+def test_parts_of_different_builds_are_not_merged(shards, monkeypatch):
+    shards.publish(0)
+    shards.publish(1)
+    monkeypatch.setattr("rl_core.delta.publisher.Manifest", partial(Manifest, codec="frames/3"))
+    shards.publish(2)
+    with pytest.raises(ManifestError, match="different builds"):
+        shards.merge()
 
 
 def test_a_part_that_was_made_from_other_weights_is_found(shards):

@@ -258,6 +258,22 @@ def test_the_client_imports_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_trainer_that_does_not_read_is_lost():
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    trainer = TrainerProcess(process)
+    with pytest.raises(TrainerLost, match="did not read in time"):
+        trainer.call(Op.STEP, timeout_s=1, rollouts="r" * 300_000)
+    assert not trainer.alive
+
+
+def test_a_request_longer_than_a_pipe_is_read():
+    code = "import sys, json; print(json.dumps({'result': {'read': len(sys.stdin.readline())}}), flush=True)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    with TrainerProcess(process) as trainer:
+        assert trainer.call(Op.STEP, timeout_s=60, rollouts="r" * 300_000)["read"] > 300_000
+
+
 TELLS = """
 import sys, time
 sys.stdin.readline()
