@@ -39,6 +39,13 @@ class Env:
         except ValueError as error:
             raise ImproperlyConfigured(f"{name} must be a whole number, not {value!r}") from error
 
+    def count(self, name: str, default: int) -> int:
+        """A whole number above 0. Raises: ImproperlyConfigured."""
+        found = self.number(name, default)
+        if found < 1:
+            raise ImproperlyConfigured(f"{name} must be a whole number above 0, not '{found}'")
+        return found
+
     def networks(self, name: str) -> list[IPv4Network | IPv6Network]:
         """Comma-separated networks in CIDR form; none by default. Raises: ImproperlyConfigured."""
         try:

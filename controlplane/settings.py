@@ -76,7 +76,7 @@ def _database(url: str) -> dict[str, Any]:
         "HOST": parts.hostname or "",
         "PORT": str(parts.port or ""),
         "CONN_MAX_AGE": 0,
-        "OPTIONS": {"pool": {"min_size": 0, "max_size": env.number("DATABASE_POOL", 8), "timeout": 10}},
+        "OPTIONS": {"pool": {"min_size": 0, "max_size": env.count("DATABASE_POOL", 8), "timeout": 10}},
     }
 
 
@@ -211,10 +211,10 @@ CONDUCTOR_TICK_S = env.number("CONDUCTOR_TICK_MS", 500) / 1000
 REDELIVERY_S = env.number("REDELIVERY_S", 20)
 LEASE_S = env.number("LEASE_S", 30)
 ROLLOUT_SLICE_S = env.number("ROLLOUT_SLICE_S", 60)
-TRAINER_THREADS = env.number("TRAINER_THREADS", 1)
-ENGINE_THREADS = env.number("ENGINE_THREADS", 1)
-UPDATE_THREADS = env.number("UPDATE_THREADS", 1)
-ENGINE_MAX_SEQS = env.number("ENGINE_MAX_SEQS", 32)
+TRAINER_THREADS = env.count("TRAINER_THREADS", 1)
+ENGINE_THREADS = env.count("ENGINE_THREADS", 1)
+UPDATE_THREADS = env.count("UPDATE_THREADS", 1)
+ENGINE_MAX_SEQS = env.count("ENGINE_MAX_SEQS", 32)
 GATEWAY_TIMEOUT_S = env.number("GATEWAY_TIMEOUT_S", 300)
 GATEWAY_FIRST_TOKEN_S = env.number("GATEWAY_FIRST_TOKEN_S", 60)
 GATEWAY_MAX_REQUESTS = env.number("GATEWAY_MAX_REQUESTS", 256)

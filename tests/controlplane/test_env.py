@@ -20,3 +20,15 @@ def test_networks_are_read_and_none_is_the_default():
 def test_a_network_that_does_not_parse_names_the_variable(text):
     with pytest.raises(ImproperlyConfigured, match="NETWORKS"):
         Env({"NETWORKS": text}).networks("NETWORKS")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two"])
+def test_a_count_that_is_not_above_0_names_the_variable(text):
+    with pytest.raises(ImproperlyConfigured, match=f"THREADS must be a whole number.*'{text}'"):
+        Env({"THREADS": text}).count("THREADS", 1)
+
+
+def test_a_count_is_read_and_has_a_default():
+    env = Env({"THREADS": "1"})
+    assert env.count("THREADS", 2) == 1
+    assert env.count("OTHERS", 2) == 2

@@ -1,5 +1,6 @@
-"""The secret key of a state folder: made once by whoever starts first, whole from the beginning."""
+"""Settings: the secret key, made once by whoever starts first and whole from the beginning, and counts above 0."""
 
+import runpy
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -49,3 +50,15 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(state, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         module._secret_key()
     assert list(state.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["TRAINER_THREADS", "ENGINE_THREADS", "UPDATE_THREADS", "ENGINE_MAX_SEQS", "DATABASE_POOL"]
+)
+def test_counts_below_1_are_refused(monkeypatch, tmp_path, name):
+    monkeypatch.setenv("SLIPWAY_STATE", str(tmp_path))
+    monkeypatch.setenv(name, "1")
+    runpy.run_path(module.__file__)
+    monkeypatch.setenv(name, "0")
+    with pytest.raises(ImproperlyConfigured, match=f"{name} must be a whole number above 0, not '0'"):
+        runpy.run_path(module.__file__)
