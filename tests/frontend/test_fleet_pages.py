@@ -198,14 +198,31 @@ def test_lag_is_in_versions_and_time(fleet: FleetStory) -> None:
 def test_lag_is_counted_against_the_head_while_an_older_version_is_on_its_way(fleet: FleetStory) -> None:
     third = PolicyVersion.objects.get(lineage=fleet.run.lineage, number=3)
     moving = ReplicaSlot.objects.filter(replica=fleet.moving.replica)
+    assert "6 versions<" in behind(fleet)
     moving.update(desired_version=third, desired_at=timezone.now() - timedelta(minutes=5))
     assert slot_view(fleet).lag_versions == 6
     moving.update(current_version=third)
     assert (slot_view(fleet).lag_versions, slot_view(fleet).current) == (3, False)
+    assert "3 versions behind the head" in behind(fleet)
     moving.update(desired_source=DesiredSource.PINNED)
     assert (slot_view(fleet).lag_versions, slot_view(fleet).lag_s, slot_view(fleet).current) == (0, None, True)
+    assert "in step" in behind(fleet)
     moving.update(current_version=None)
     assert (slot_view(fleet).lag_versions, slot_view(fleet).lag_s) == (None, pytest.approx(300, abs=60))
+
+
+def test_the_words_say_what_lag_is_counted_against(fleet: FleetStory) -> None:
+    page = text_of(client_of(fleet), reverse("clusters"))
+    words = " ".join(re.sub(r"<[^>]+>", "", page[page.index("<dt>Behind</dt>") :]).split())
+    told = "from the head it follows now (training head, lent), whatever older one is on its way, or else from what it"
+    assert told in words
+    assert "how far it is behind what it follows or should hold" in page
+
+
+def behind(fleet: FleetStory) -> str:
+    page = text_of(client_of(fleet), reverse("clusters"))
+    row = page[page.index(f'id="replica-{fleet.moving.replica_id}"') :]
+    return row[row.index('data-label="Behind"') :].split("</td>", 1)[0]
 
 
 def slot_view(fleet: FleetStory) -> SlotView:
