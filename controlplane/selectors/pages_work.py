@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 
 from controlplane.models import Alert, Event, Project, Replica, Run, Transfer, WorkUnit
 from controlplane.services.events import run_topic
-from controlplane.states import ReplicaState, RunState, TransferState, WorkState
+from controlplane.states import ReplicaState, RunState, TransferState, WorkKind, WorkState
 
 PAGE = 50
 STALLED_AFTER = timedelta(minutes=5)
@@ -172,7 +172,12 @@ def _unclaimed_work(project: Project) -> list[Problem]:
 
 
 def _stalled_runs(project: Project) -> list[Problem]:
-    running = {run_topic(run.pk): run for run in Run.objects.filter(project=project, state=RunState.RUNNING)}
+    """Running runs without a new event; one whose trainer holds its lease may be hours in a step."""
+    training = WorkUnit.objects.filter(
+        project=project, kind=WorkKind.TRAIN, state=WorkState.LEASED, run__isnull=False, lease_until__gte=Now()
+    )
+    runs = Run.objects.filter(project=project, state=RunState.RUNNING).exclude(pk__in=training.values("run"))
+    running = {run_topic(run.pk): run for run in runs}
     quiet = (
         Event.objects.filter(topic__in=running)
         .values("topic_id")
