@@ -12,13 +12,14 @@ from functools import partial
 
 import torch
 
+from benchmarks.delta import DENSITIES
 from benchmarks.delta_pairs import stepped
 from benchmarks.measure import Progress, interleaved_medians, peak_rss_mb, rounds
 from rl_core.delta.codec import EncodedFrame, Profile
 from rl_core.delta.device import device_words, encode_where_they_are
+from rl_core.delta.manifest import FRAME_BYTES
 
-DENSITIES = {"": 0.0025, "_dense": 0.017}
-_FRAME_WORDS = 4 << 20
+_FRAME_WORDS = FRAME_BYTES // 2
 _FRAMES = {"cuda": 64, "cpu": 16}
 
 Pieces = list[torch.Tensor]
@@ -27,7 +28,7 @@ Pieces = list[torch.Tensor]
 def run(*, quick: bool, progress: Progress) -> dict[str, object]:
     """Both profiles at two densities."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     result: dict[str, object] = {"device": name, "torch": torch.__version__}
     generator = torch.Generator().manual_seed(1)
@@ -39,9 +40,7 @@ def run(*, quick: bool, progress: Progress) -> dict[str, object]:
         progress(f"{frames} frames at {density:.2%} on {name}")
         changed = stepped(held, density=density, seed=9)
         old, new = ([device_words(side[name].to(device)) for name in held] for side in (held, changed))
-        torch.set_num_threads(1)
         result |= _speeds(old, new, suffix=suffix, repeats=rounds(quick=quick))
-        torch.set_num_threads(torch_threads)
     result["peak_rss_mb"] = peak_rss_mb()
     return result
 

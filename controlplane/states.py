@@ -96,6 +96,9 @@ class TransferState(TextChoices):
     SUPERSEDED = "superseded"
 
 
+UNDER_WAY = (TransferState.PENDING, TransferState.RUNNING)
+
+
 class EvaluationState(TextChoices):
     """Life of an evaluation of one version on one split."""
 

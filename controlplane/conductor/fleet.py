@@ -27,6 +27,7 @@ from controlplane.services.replica_reports import ReplicaReport, SlotReport, rep
 from controlplane.services.steering import replica_repair_itself, replicas_to_repair
 from controlplane.services.transfers import transfer_fail
 from controlplane.states import (
+    UNDER_WAY,
     DesiredSource,
     ReplicaState,
     RunState,
@@ -45,7 +46,6 @@ log = structlog.get_logger(__name__)
 RETRY_AFTER_S = 10.0
 _MAX_NAME: Final = 64
 _MAX_NUMBER: Final = 2.0**63
-_IN_FLIGHT = [TransferState.PENDING, TransferState.RUNNING]
 _CONCURRENT_LOOKS = 32
 _LOOK_S = 10.0  # in all, for each of the two questions of a look
 _replicas, _slots, _transfers, _series_of = Looks("replica"), Looks("slot"), Looks("transfer"), Looks("series of a run")
@@ -149,7 +149,7 @@ def slots_reconcile() -> int:
     again = 0
     for slot in astray:
         here = Q(replica_id=slot.replica_id, slot=slot.slot)
-        if not Transfer.objects.filter(here, state__in=_IN_FLIGHT).exists() and not recent.filter(here).exists():
+        if not Transfer.objects.filter(here, state__in=UNDER_WAY).exists() and not recent.filter(here).exists():
             again += _slots.at(slot.pk, partial(_target_again, slot))
     return again
 
@@ -190,7 +190,7 @@ def poisoned_repair() -> None:
 def bury_dead_transfers() -> None:
     """Transfers whose unit is dead have failed. A replayed unit's transfer is pending again."""
     dead = WorkUnit.objects.filter(kind=WorkKind.TRANSFER, state=WorkState.DEAD)
-    rows = Transfer.objects.filter(state__in=_IN_FLIGHT, pk__in=dead.values("ref"))
+    rows = Transfer.objects.filter(state__in=UNDER_WAY, pk__in=dead.values("ref"))
     for transfer in rows.select_related("replica__cluster", "version"):
         unit = dead.filter(ref=transfer.pk).first()
         reason = unit.error if unit else "its work died"

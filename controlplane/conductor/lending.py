@@ -32,7 +32,7 @@ from controlplane.services.lending import (
 from controlplane.services.loans import loan_call_back, loan_open_of, loan_record, loan_returned, loans_open
 from controlplane.services.locks import replica_locked
 from controlplane.services.replica_reports import idle_in
-from controlplane.states import AlertKind, DesiredSource, LoanState, TransferState
+from controlplane.states import UNDER_WAY, AlertKind, DesiredSource, LoanState
 from rl_core.lending import LendingSpec, LoadSource, lending_parse, open_until
 
 STALE_S = 60.0
@@ -80,7 +80,7 @@ def _settle(loan: Loan) -> None:
 def _arrived(slot: ReplicaSlot) -> bool:
     """Whether the slot holds what it is told to, and goes on holding it: nothing from before is on its way."""
     here = {"replica": slot.replica_id, "slot": slot.slot}
-    if Transfer.objects.filter(state__in=[TransferState.PENDING, TransferState.RUNNING], **here).exists():
+    if Transfer.objects.filter(state__in=UNDER_WAY, **here).exists():
         return False
     told = slot.reported_at is not None and slot.desired_at is not None and slot.reported_at > slot.desired_at
     return told and slot.current_version_id == slot.desired_version_id and slot.desired_source != DesiredSource.LENT

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from django.db.models import QuerySet
 
 from controlplane.models import Project, Replica, Transfer
-from controlplane.states import TransferState
+from controlplane.states import UNDER_WAY
 
-_UNDER_WAY = (TransferState.PENDING, TransferState.RUNNING)
 MOST_UNDER_WAY = 200
 
 
@@ -32,8 +31,8 @@ class TransfersView:
 def transfers_view(project: Project, size: int = 40, *, replica: Replica | None = None) -> TransfersView:
     """A project's transfers, or those of one replica; the newest `size` of those that are over."""
     rows = _rows(project) if replica is None else _rows(project).filter(replica=replica)
-    moving = rows.filter(state__in=_UNDER_WAY).order_by("pk")[:MOST_UNDER_WAY]
-    over = rows.exclude(state__in=_UNDER_WAY).order_by("-pk")[:size]
+    moving = rows.filter(state__in=UNDER_WAY).order_by("pk")[:MOST_UNDER_WAY]
+    over = rows.exclude(state__in=UNDER_WAY).order_by("-pk")[:size]
     return TransfersView([Moving(transfer, _share(transfer)) for transfer in moving], list(over))
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from django.db.models import Exists, OuterRef, Q
 
 from controlplane.models import Cluster, Replica, ReplicaSlot, Transfer
 from controlplane.selectors.answering import answering, there
-from controlplane.states import TransferState
+from controlplane.states import UNDER_WAY, TransferState
 
 MAX_PEERS = 8
-_UNDER_WAY: Final = (TransferState.PENDING, TransferState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ def link_share(cluster: Cluster) -> float | None:
     if cluster.bandwidth_bytes_s is None:
         return None
     slots = ReplicaSlot.objects.filter(replica__cluster=cluster)
-    moving = Transfer.objects.filter(replica=OuterRef("replica"), state__in=_UNDER_WAY)
+    moving = Transfer.objects.filter(replica=OuterRef("replica"), state__in=UNDER_WAY)
     return cluster.bandwidth_bytes_s / max(1, slots.filter(there("replica__") | Exists(moving)).count())
 
 

@@ -32,11 +32,11 @@ from controlplane.models import (
     WorkUnit,
 )
 from controlplane.states import (
+    UNDER_WAY,
     EvaluationState,
     ReleaseState,
     RunState,
     StepState,
-    TransferState,
     VersionState,
     WorkKind,
     WorkState,
@@ -124,7 +124,7 @@ NEEDS: Final = (
     Need("wanted on a replica", ReplicaSlot.objects.all, ("desired_version",)),
     Need(
         "in a transfer",
-        lambda: Transfer.objects.filter(state__in=[TransferState.PENDING, TransferState.RUNNING]),
+        lambda: Transfer.objects.filter(state__in=UNDER_WAY),
         ("version", "from_version"),
     ),
     Need(

@@ -15,7 +15,7 @@ import uuid
 from django.db import connection
 
 from controlplane.models import Replica, Transfer, WorkUnit
-from controlplane.states import TransferState, WorkKind, WorkState
+from controlplane.states import UNDER_WAY, WorkKind, WorkState
 
 
 def run_try_lock(run_id: uuid.UUID) -> bool:
@@ -68,7 +68,7 @@ def replicas_lock(project_id: uuid.UUID) -> None:
 
 def _units_lock(**of: object) -> None:
     """Who moves slots may cancel what is on its way to them, after it has appended to a log for another."""
-    under_way = Transfer.objects.filter(state__in=[TransferState.PENDING, TransferState.RUNNING], **of)
+    under_way = Transfer.objects.filter(state__in=UNDER_WAY, **of)
     units = WorkUnit.objects.filter(kind=WorkKind.TRANSFER, ref__in=under_way.values("pk"))
     open_units = units.filter(state__in=[WorkState.QUEUED, WorkState.LEASED]).select_for_update().order_by("pk")
     list(open_units.values_list("pk", flat=True))

@@ -20,13 +20,12 @@ from rl_core.delta.manifest import (
     Segment,
     TensorEntry,
     TensorRange,
-    encode_manifest,
     manifest_key,
     part_prefix,
     read_manifest,
     version_prefix,
 )
-from rl_core.delta.publisher import Published, published_as
+from rl_core.delta.publisher import Published, commit
 from rl_core.delta.root import root_of_leaves
 from rl_core.errors import BaseMismatch, ManifestError, ObjectExists
 from rl_core.store import ObjectStore
@@ -64,12 +63,10 @@ def merge_parts(
     if len({part.codec for part in found}) > 1:
         raise ManifestError(f"the parts under {prefix} are of different builds; publish them again with one")
     manifest = _merged(found, base=base, before=set(base_leaves or ()))
-    data, key = encode_manifest(manifest), manifest_key(prefix)
     try:
-        created = store.put_or_adopt(key, data)
+        return commit(store, manifest_key(prefix), manifest, started=started)
     except ObjectExists as error:
-        raise ObjectExists(f"{key} stands with other content; publish under a new fence or open a new epoch") from error
-    return published_as(key, manifest, manifest_bytes=len(data), started=started, adopted=not created)
+        raise ObjectExists(f"{prefix} has another manifest; publish under a new fence or open a new epoch") from error
 
 
 def _check_base(parts: Sequence[Manifest], base: Base, leaves: Mapping[str, str]) -> None:

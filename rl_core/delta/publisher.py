@@ -171,10 +171,17 @@ def _publish(store: ObjectStore, job: _Job, *, started: float) -> Published:
     with ThreadPoolExecutor(1, thread_name_prefix="leaves") as hasher:
         leaves = hasher.submit(weights_leaves, job.new, threads=job.threads)
         manifest, encode_s, upload_s = _upload(store, job, leaves=leaves)
+    return commit(store, job.manifest_key, manifest, started=started, encode_s=encode_s, upload_s=upload_s)
+
+
+def commit(
+    store: ObjectStore, key: str, manifest: Manifest, *, started: float, encode_s: float = 0.0, upload_s: float = 0.0
+) -> Published:
+    """Write the manifest, whose segments stand; `started` by `time.perf_counter`. Raises: ObjectExists."""
     data = encode_manifest(manifest)
-    created = store.put_or_adopt(job.manifest_key, data)
-    published = published_as(
-        job.manifest_key,
+    created = store.put_or_adopt(key, data)
+    published = _published(
+        key,
         manifest,
         manifest_bytes=len(data),
         started=started,
@@ -212,10 +219,10 @@ def _standing(store: ObjectStore, job: _Job, *, started: float) -> Published | N
     whole = same and all(store.head(segment.key).size_bytes == segment.size for segment in manifest.segments)
     if not whole:
         raise ObjectExists(f"{key} stands with other content; publish under a new fence or open a new epoch")
-    return published_as(key, manifest, manifest_bytes=size, started=started, adopted=True)
+    return _published(key, manifest, manifest_bytes=size, started=started, adopted=True)
 
 
-def published_as(
+def _published(
     key: str,
     manifest: Manifest,
     *,
@@ -225,7 +232,6 @@ def published_as(
     upload_s: float = 0.0,
     adopted: bool,
 ) -> Published:
-    """What is said of a manifest that stands under `key`; `started` by `time.perf_counter`."""
     return Published(
         manifest_key=key,
         root=manifest.root,

@@ -84,21 +84,22 @@ class SegmentWriter:
 
     def _put(self, segment: Segment, payloads: list[bytes | memoryview], frames: list[Frame]) -> None:
         if not (self._adopted(segment) or self._copied(segment)):
-            started = time.perf_counter()
-            try:
-                self._store.put(segment.key, payloads)
-            except ObjectExists as error:
-                if not self._stands(segment):
-                    raise ObjectExists(
-                        f"{segment.key} holds other bytes than its name says; publish under a new fence"
-                    ) from error
-            else:
-                self._sent_bytes, self._sent_s = (
-                    self._sent_bytes + segment.size,
-                    self._sent_s + time.perf_counter() - started,
-                )
+            self._send(segment, payloads)
         if self._on_segment is not None:
             self._on_segment(StandingSegment(segment, frames, self._draft))
+
+    def _send(self, segment: Segment, payloads: list[bytes | memoryview]) -> None:
+        started = time.perf_counter()
+        try:
+            self._store.put(segment.key, payloads)
+        except ObjectExists as error:
+            if not (self._store.adopt(segment.key, segment.size) and self._holds(segment.key, segment)):
+                raise ObjectExists(
+                    f"{segment.key} holds other bytes than its name says; publish under a new fence"
+                ) from error
+            return
+        self._sent_bytes += segment.size
+        self._sent_s += time.perf_counter() - started
 
     def _adopted(self, segment: Segment) -> bool:
         """Whether this attempt, run before, has put it."""
@@ -110,7 +111,7 @@ class SegmentWriter:
         if source is None or segment.key in self._standing:
             return False
         try:
-            if blake3(self._store.get(source)).hexdigest() != segment.blake3:
+            if not self._holds(source, segment):
                 return False
             self._store.copy(source, segment.key)
             return self._store.adopt(segment.key, segment.size)
@@ -120,12 +121,9 @@ class SegmentWriter:
             self._earlier.clear()
             return False
 
-    def _stands(self, segment: Segment) -> bool:
-        """Whether the store holds the segment itself, now as durable as if it had been put."""
-        return (
-            self._store.adopt(segment.key, segment.size)
-            and blake3(self._store.get(segment.key)).hexdigest() == segment.blake3
-        )
+    def _holds(self, key: str, segment: Segment) -> bool:
+        """Whether what stands under the key are the segment's bytes."""
+        return bool(blake3(self._store.get(key)).hexdigest() == segment.blake3)
 
     @property
     def upload_s(self) -> float:
